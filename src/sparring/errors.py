@@ -1,0 +1,94 @@
+"""One tree of errors, by boundary. Each message says what happened, to which episode or service, and what to do now."""
+
+__all__ = [
+    "AgentError",
+    "BudgetExhausted",
+    "BufferStateError",
+    "ConfigError",
+    "EngineError",
+    "GatewayError",
+    "SandboxError",
+    "SparringError",
+    "TaskError",
+    "TrainerError",
+]
+
+
+class SparringError(Exception):
+    """Base of every error that sparring raises on purpose.
+
+    Attributes:
+        kind: the failure kind under which an episode that dies of it is stored and counted.
+    """
+
+    kind = "internal"
+
+
+class ConfigError(SparringError):
+    """A configuration file, an override or a constructor argument is wrong; nothing has started yet."""
+
+    kind = "config"
+
+
+class TaskError(SparringError):
+    """A task or a data set cannot be used: missing, empty, malformed, or without an answer to score against."""
+
+    kind = "task"
+
+
+class SandboxError(SparringError):
+    """A sandbox failed as infrastructure: it did not start, its daemon is gone, its deadline passed."""
+
+    kind = "sandbox"
+
+
+class AgentError(SparringError):
+    """An agent's own code crashed, hung or broke its protocol, as against answering wrongly."""
+
+    kind = "agent"
+
+
+class EngineError(SparringError):
+    """A sampling engine failed, or was asked for what it cannot do."""
+
+    kind = "engine"
+
+
+class GatewayError(SparringError):
+    """A request to the gateway cannot be met.
+
+    Attributes:
+        status: the HTTP status under which the HTTP face reports it.
+        param: the request field at fault, or None.
+    """
+
+    kind = "gateway"
+
+    def __init__(self, message: str, *, status: int = 400, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+
+
+class BufferStateError(SparringError):
+    """The trajectory buffer cannot keep its promise: disk full, file damaged, an episode stored or consumed twice."""
+
+    kind = "buffer"
+
+
+class TrainerError(SparringError):
+    """Training cannot go on: no signal, numbers that are not finite, a checkpoint that does not fit."""
+
+    kind = "trainer"
+
+
+class BudgetExhausted(GatewayError):
+    """An episode's turn or token budget ran out: a truncation, not a failure; it is rewarded and trained.
+
+    Attributes:
+        stop_reason: "max_turns" or "max_tokens".
+    """
+
+    def __init__(self, message: str, *, stop_reason: str) -> None:
+        super().__init__(message, status=400, param="messages")
+        self.stop_reason = stop_reason
