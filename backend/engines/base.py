@@ -138,7 +138,13 @@ class Engine(ABC):
 
     @abstractmethod
     async def update_weights(self, version: int, source: WeightSource) -> None:
-        """Load weights, from a Hugging Face folder or from named tensors; tokens sampled from then on carry `version`."""
+        """Load weights from a Hugging Face folder or from named tensors; tokens sampled from then on carry `version`.
+
+        Names are those of `named_parameters()` of the model's `AutoModelForCausalLM`.
+
+        Raises:
+            EngineError: a name is unknown or missing, or a shape differs; the old weights then stay.
+        """
 
     @abstractmethod
     async def resume(self) -> None:
