@@ -1,13 +1,13 @@
-"""The configuration of a run: one YAML file plus dotted overrides, checked before anything starts.
+"""The schema of a run's configuration: every knob, its default and what it means.
 
-The models below are the reference: every knob, its default and what it means.
+`config_file.load_config` reads one from YAML and dotted overrides.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 __all__ = [
     "AgentConfig",
@@ -126,3 +126,22 @@ class RunConfig(_Section):
     warm_start: WarmStartConfig = WarmStartConfig()
     run_dir: str = Field("runs/{name}", description="where the run lives; {name} is the configuration file's name")
     seed: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _check_contradictions(self) -> Self:
+        if self.engine.deterministic and self.rollout.staleness:
+            raise ValueError(
+                "engine.deterministic repeats a synchronous run alone: set rollout.staleness=0, "
+                f"or engine.deterministic=false to keep staleness {self.rollout.staleness}"
+            )
+        if self.sampling.max_new_tokens >= self.model.max_length:
+            raise ValueError(
+                f"sampling.max_new_tokens={self.sampling.max_new_tokens} leaves no room for a prompt in "
+                f"model.max_length={self.model.max_length}"
+            )
+        if self.rollout.groups_per_step > self.rollout.buffer_groups:
+            raise ValueError(
+                f"rollout.buffer_groups={self.rollout.buffer_groups} can never hold the "
+                f"rollout.groups_per_step={self.rollout.groups_per_step} groups that a step takes"
+            )
+        return self

@@ -1,0 +1,178 @@
+"""Reading a `RunConfig`: YAML with line numbers, dotted overrides, and errors that name the nearest valid key."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from sparring.config import RunConfig
+from sparring.errors import ConfigError
+
+__all__ = ["LoadedConfig", "load_config"]
+
+# A section that may be given as a bare string names its first key: `objective: dapo`.
+_SHORTHANDS = {"objective": "name", "engine": "type", "env": "id", "model": "path", "agent": "policy"}
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads 1e-5 as a number (YAML 1.1 wants 1.0e-5) and refuses a key given twice."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)$"), list("-+0123456789.")
+)
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A checked configuration. `origins` says of each dotted key where its value came from: default, file:line, override."""
+
+    config: RunConfig
+    origins: Mapping[str, str]
+    name: str
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.config.run_dir.replace("{name}", self.name))
+
+    def lines(self) -> Iterator[tuple[str, str, str]]:
+        """Each knob as (dotted key, value, origin)."""
+        for key, value in _leaves(self.config):
+            yield key, json.dumps(value), self.origins.get(key, "default")
+
+    def to_yaml(self) -> str:
+        """The resolved file, which loads to the same configuration."""
+        return yaml.safe_dump(json.loads(self.config.model_dump_json()), sort_keys=False)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """Read `path`, apply `key.subkey=value` overrides (values in YAML), check everything.
+
+    Raises:
+        ConfigError: unreadable file, unknown key, wrong type, contradiction; with file and line, and the nearest key.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    origins: dict[str, str] = {}
+    try:
+        node = yaml.compose(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if node is None:
+        raise ConfigError(f"{path} is empty; it needs at least model.path and env.id")
+    document = _read_node(node, "", str(path), origins)
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} must be a mapping of sections such as model, env, rollout, trainer")
+    for override in overrides:
+        _apply_override(document, override, origins)
+    for section, key in _SHORTHANDS.items():
+        if isinstance(document.get(section), str):
+            document[section] = {key: document[section]}
+            origins[f"{section}.{key}"] = origins.pop(section)
+    _check_keys(document, RunConfig, "", origins)
+    try:
+        config = RunConfig.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        raise ConfigError(_explain(error, origins)) from error
+    return LoadedConfig(config, origins, path.stem)
+
+
+def _read_node(node: yaml.Node, prefix: str, file: str, origins: dict[str, str]) -> Any:
+    """The node as Python data; notes the line of every key on the way."""
+    if not isinstance(node, yaml.MappingNode):
+        loader = _Loader("")
+        try:
+            return loader.construct_document(node)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{file}:{node.start_mark.line + 1}: {error}") from error
+    document: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = str(key_node.value)
+        line = key_node.start_mark.line + 1
+        if key in document:
+            raise ConfigError(f"{file}:{line}: the key {prefix}{key} is given twice")
+        origins[f"{prefix}{key}"] = f"{file}:{line}"
+        document[key] = _read_node(value_node, f"{prefix}{key}.", file, origins)
+    return document
+
+
+def _apply_override(document: dict[str, Any], override: str, origins: dict[str, str]) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"the override {override!r} is not of the form key.subkey=value")
+    try:
+        value = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the value of the override {override!r} is not YAML: {error}") from error
+    *parents, last = key.split(".")
+    place = document
+    for depth, parent in enumerate(parents):
+        inner = place.setdefault(parent, {})
+        if isinstance(inner, str) and depth == 0 and parent in _SHORTHANDS:
+            inner = place[parent] = {_SHORTHANDS[parent]: inner}
+            origins[f"{parent}.{_SHORTHANDS[parent]}"] = origins[parent]
+        if not isinstance(inner, dict):
+            raise ConfigError(f"the override {override!r} names a key inside {parent}, which is {inner!r}")
+        place = inner
+    place[last] = value
+    origins[key] = f"override {override}"
+
+
+def _check_keys(document: Mapping[str, Any], model: type[BaseModel], prefix: str, origins: Mapping[str, str]) -> None:
+    for key, value in document.items():
+        field = model.model_fields.get(key)
+        if field is None:
+            raise ConfigError(_unknown_key(f"{prefix}{key}", origins))
+        inner = field.annotation
+        if isinstance(value, Mapping) and isinstance(inner, type) and issubclass(inner, BaseModel):
+            _check_keys(value, inner, f"{prefix}{key}.", origins)
+
+
+def _unknown_key(key: str, origins: Mapping[str, str]) -> str:
+    known = list(_schema_keys(RunConfig, ""))
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    by_last_name = [k for k in known if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+    guess = next(iter(by_last_name or near), None)
+    advice = f"did you mean {guess}?" if guess else "`sparring config show FILE` lists all keys"
+    return f"{origins.get(key, 'configuration')}: unknown key {key}; {advice}"
+
+
+def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
+    lines = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "missing":
+            lines.append(f"the key {key} is missing")
+        elif key:
+            lines.append(f"{origins.get(key, 'configuration')}: {key}={json.dumps(problem['input'])}: {message}")
+        else:
+            lines.append(message)
+    return "\n".join(lines)
+
+
+def _schema_keys(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _schema_keys(field.annotation, f"{prefix}{name}.")
+        yield f"{prefix}{name}"
+
+
+def _leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

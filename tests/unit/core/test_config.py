@@ -1,0 +1,76 @@
+"""A configuration is right as a whole, or an error names the key, the place and the nearest valid key."""
+
+import pytest
+from sparring.config_file import load_config
+from sparring.errors import ConfigError
+
+BASE = "model: smollm2\nenv:\n  id: sparring/Calculator-v0\n"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def _write(text: str):
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return path
+
+    return _write
+
+
+def test_defaults_fill_what_the_file_leaves_out(write):
+    loaded = load_config(write(BASE))
+    assert loaded.config.model.path == "smollm2"
+    assert loaded.config.rollout.staleness == 2
+    assert loaded.run_dir.as_posix() == "runs/run"
+
+
+def test_an_override_beats_the_file_and_says_so(write):
+    loaded = load_config(write(BASE + "trainer: {learning_rate: 1e-6}\n"), ["trainer.learning_rate=2e-5", "objective=dapo"])
+    assert loaded.config.trainer.learning_rate == 2e-5
+    assert loaded.config.objective.name == "dapo"
+    origins = {key: origin for key, _, origin in loaded.lines()}
+    assert origins["trainer.learning_rate"] == "override trainer.learning_rate=2e-5"
+    assert origins["env.id"].endswith("run.yaml:3")
+    assert origins["trainer.steps"] == "default"
+
+
+def test_the_resolved_file_loads_to_the_same_configuration(write, tmp_path):
+    loaded = load_config(write(BASE), ["env.kwargs.level=2", "trainer.adam_betas=[0.9, 0.95]"])
+    again = tmp_path / "again.yaml"
+    again.write_text(loaded.to_yaml())
+    assert load_config(again).config == loaded.config
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "expected"),
+    [
+        (BASE, ["trainer.learing_rate=1"], "did you mean trainer.learning_rate"),
+        (BASE + "trainr: {steps: 3}\n", [], "run.yaml:4: unknown key trainr; did you mean trainer"),
+        (BASE, ["learning_rate=1"], "did you mean trainer.learning_rate"),
+        (BASE + "trainer:\n  steps: many\n", [], "run.yaml:5: trainer.steps"),
+        (BASE + "trainer: {steps: '3'}\n", [], "trainer.steps"),
+        (BASE + "trainer: {steps: 0}\n", [], "greater than or equal to 1"),
+        (BASE + "seed: 1\nseed: 2\n", [], "run.yaml:5: the key seed is given twice"),
+        (BASE, ["engine.deterministic=true"], "rollout.staleness=0"),
+        (BASE, ["sampling.max_new_tokens=4096"], "leaves no room"),
+        (BASE, ["rollout.buffer_groups=2"], "can never hold"),
+        (BASE, ["rollout.group_size=1"], "greater than or equal to 2"),
+        (BASE, ["steps"], "key.subkey=value"),
+        (BASE, ["seed.x=1", ], "inside seed"),
+        ("env: {id: x}\n", [], "the key model is missing"),
+        ("", [], "is empty"),
+        ("- a\n", [], "must be a mapping"),
+        ("a: [\n", [], "is not YAML"),
+    ],
+)
+def test_what_is_wrong_is_named(write, text, overrides, expected):
+    if overrides == ["seed.x=1"]:
+        text += "seed: 1\n"
+    with pytest.raises(ConfigError, match=None) as error:
+        load_config(write(text), overrides)
+    assert expected in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        load_config(tmp_path / "nowhere.yaml")
