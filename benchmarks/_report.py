@@ -19,7 +19,7 @@ __all__ = ["Row", "report"]
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `bound` is what it must keep to, at least so much, or at most where `at_most`; None: printed alone."""
+    """One figure. `bound`: at least so much, or at most where `at_most`; None where it is printed alone."""
 
     name: str
     measured: float

@@ -51,9 +51,10 @@ def main() -> int:
 
 def run(config: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, Any]:
     """One run in a process of its own; its summary, with the peak memory of its process tree."""
-    command = [sys.executable, "-m", "sparring.cli", "train", config, f"seed={seed}", f"run_dir={folder}/run", *overrides]
+    command = [sys.executable, "-m", "sparring.cli", "train", config]
+    command += [f"seed={seed}", f"run_dir={folder}/run", *overrides]
     with open(folder / "log", "w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)  # noqa: S603
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             peak = watch_memory(process)
         finally:
