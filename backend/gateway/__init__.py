@@ -1,0 +1,7 @@
+"""The recorder of every model call: sessions, exact tokens, chat templates, tool calls. No torch here."""
+
+from sparring.backend.gateway.chat_format import ChatFormat
+from sparring.backend.gateway.recorder import Recorder
+from sparring.backend.gateway.session import Session, SessionRecord
+
+__all__ = ["ChatFormat", "Recorder", "Session", "SessionRecord"]

@@ -1,0 +1,219 @@
+"""ChatFormat: what turns messages into token ids and sampled token ids into a message. Tokenizer, template, parser."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from sparring.backend.gateway.formats import Parsed, ToolFormat, get_format
+from sparring.backend.gateway.formats.think import THINK
+from sparring.backend.gateway.template import ChatTemplate, find_template, shipped_template
+from sparring.errors import ConfigError, GatewayError
+from sparring.types import Message, ToolCall
+
+__all__ = ["ChatFormat"]
+
+# Two of Unicode's noncharacters, which no text interchanges.
+_SPLIT = "\ufdd0"  # cuts a special token that stands in a message's text
+_MARK = "\ufdd1"  # stands for an assistant message's content, to find what the template puts behind it
+
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "sparring_probe",
+        "description": "A probe.",
+        "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "An argument."}}},
+    },
+}
+
+
+class ChatFormat:
+    """Tokenizer, chat template and tool-call format of one model.
+
+    Text that stands in a message is never encoded as a special token: a tool's result that holds `<|im_end|>` does not
+    end its turn.
+
+    Attributes:
+        end_ids: tokens that end a turn: the template's own end of turn, and the model's end-of-sequence tokens.
+        template: source of the chat template, to be written with a trained model.
+        renders_tools: the template shows tool schemas to the model.
+        parser: the tool-call format.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        parser: ToolFormat,
+        *,
+        eos: Iterable[int] = (),
+    ) -> None:
+        self._tokenizer, self._template, self.parser = tokenizer, template, parser
+        self.template = template.source
+        added = {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
+        control = [text for text, special in added.items() if special or re.fullmatch(r"<[|｜].*[|｜]>", text)]
+        self._unsafe = re.compile("|".join(map(re.escape, (_SPLIT, *sorted(control, key=len, reverse=True)))))
+        opening = [Message("user", "x")]
+        closed = self._render([*opening, Message("assistant", _MARK)], (), generation_prompt=False)
+        self._closing = closed.rpartition(_MARK)[2]  # '<|im_end|>\n' in ChatML
+        self._prefilled = self._render(opening, (), generation_prompt=True).rstrip().endswith(THINK)
+        self._end_strings = [text for text in control if self._closing.startswith(text)]
+        ends = {tokenizer.token_to_id(text) for text in self._end_strings} | set(eos)
+        self.end_ids: tuple[int, ...] = tuple(sorted(id_ for id_ in ends if id_ is not None))
+        self.renders_tools = _PROBE_TOOL["function"]["name"] in self._try_render(opening, [_PROBE_TOOL])  # type: ignore[index]
+
+    @classmethod
+    def load(cls, model_path: str | Path, *, tool_template: str | None, tool_format: str = "hermes") -> ChatFormat:
+        """Read tokenizer and template of a Hugging Face folder.
+
+        Args:
+            model_path: the folder; it needs a `tokenizer.json`.
+            tool_template: name of a template shipped with sparring, for a model whose own has no tools; None: its own.
+            tool_format: how tool calls are parsed out of the text.
+
+        Raises:
+            ConfigError: no tokenizer, no chat template, or one without tools and no `tool_template`.
+        """
+        folder = Path(model_path)
+        try:
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise ConfigError(f"model.path: no usable tokenizer.json in {folder}: {error}") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        config = _read_json(folder / "tokenizer_config.json")
+        source = shipped_template(tool_template) if tool_template else find_template(folder, config)
+        if source is None:
+            raise ConfigError(
+                f"model.path: the model in {folder} has no chat template; "
+                "set model.tool_template to one that is shipped, such as 'hermes'"
+            )
+        special = {name: _text(value) for name, value in config.items() if name.endswith("_token") and value}
+        eos = _as_list(_read_json(folder / "generation_config.json").get("eos_token_id"))
+        eos += _as_list(tokenizer.token_to_id(special.get("eos_token", "")))
+        chat = cls(tokenizer, ChatTemplate(source, special), get_format(tool_format), eos=eos)
+        if not chat.renders_tools and not tool_template:
+            raise ConfigError(
+                f"model.tool_template: the chat template of {folder} ignores tools; "
+                "choose one that is shipped, such as 'hermes' (without tools in a request it is plain ChatML)"
+            )
+        if not chat.end_ids:
+            raise ConfigError(f"model.path: nothing in {folder} says which token ends a turn; name eos_token_id there")
+        return chat
+
+    def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Token ids of a conversation's opening, up to where the model speaks.
+
+        Raises:
+            GatewayError: the template refuses the messages.
+        """
+        if not messages:
+            raise GatewayError("messages: at least one message is needed", param="messages")
+        return self._encode(self._render(messages, tools, generation_prompt=True))
+
+    def encode_suffix(
+        self,
+        history: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        ended: bool,
+    ) -> list[int] | None:
+        """Token ids that follow an assistant message already in tokens, up to where the model speaks again.
+
+        Args:
+            history: the conversation, that assistant message last.
+            new: the messages behind it.
+            ended: whether its tokens end with an end-of-turn token; if not, the turn is closed here.
+
+        Returns:
+            None where the template renders the past differently once there are new messages, and does so behind the
+            assistant message, so that no suffix exists.
+        """
+        past, said = history[:-1], replace(history[-1], reasoning=None)
+        # Templates that drop earlier reasoning change what they render for the assistant message, so the new text is
+        # looked for behind a mark in its content; where a template leaves out the content of a message with tool
+        # calls there is no mark, and whole texts are compared.
+        for assistant in (replace(said, content=_MARK), said):
+            short = self._render([*past, assistant], tools, generation_prompt=False)
+            full = self._render([*past, assistant, *new], tools, generation_prompt=True)
+            if assistant.content == _MARK:
+                if _MARK not in short or _MARK not in full:
+                    continue
+                short, full = short.rpartition(_MARK)[2], full.rpartition(_MARK)[2]
+            if full.startswith(short):
+                closing = self._closing
+                if ended:
+                    end = next((text for text in self._end_strings if closing.startswith(text)), "")
+                    closing = closing[len(end) :]
+                return self._encode(closing + full[len(short) :])
+        return None
+
+    def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
+
+    def parse(self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
+        """Take a sampled turn apart. Never raises on what a model says."""
+        said = token_ids[:-1] if token_ids and token_ids[-1] in self.end_ids else token_ids
+        text = self.decode(said, special_tokens=self.parser.reads_special_tokens)
+        return self.parser.parse(THINK + text if self._prefilled else text, tools)
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool
+    ) -> str:
+        safe = [self._safe_message(message) for message in messages]
+        if tools:
+            tools = json.loads(self._safe(json.dumps(list(tools), ensure_ascii=False)))
+        return self._template.render(safe, tools, generation_prompt=generation_prompt)
+
+    def _try_render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        try:
+            return self._render(messages, tools, generation_prompt=True)
+        except GatewayError:
+            return ""
+
+    def _safe(self, text: str) -> str:
+        return self._unsafe.sub(lambda found: found[0][:1] + _SPLIT + found[0][1:], text)
+
+    def _safe_message(self, message: Message) -> Message:
+        return replace(
+            message,
+            content=message.content and self._safe(message.content),
+            reasoning=message.reasoning and self._safe(message.reasoning),
+            tool_calls=tuple(
+                ToolCall(call.id, self._safe(call.name), self._safe(call.arguments)) for call in message.tool_calls
+            ),
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        pieces = text.split(_SPLIT)
+        try:
+            encoded = self._tokenizer.encode_batch(pieces, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):  # lone surrogates
+            pieces = [piece.encode("utf-8", "replace").decode() for piece in pieces]
+            encoded = self._tokenizer.encode_batch(pieces, add_special_tokens=False)
+        return [id_ for piece in encoded for id_ in piece.ids]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ConfigError(f"model.path: {path} is not valid JSON: {error}") from error
+
+
+def _text(token: Any) -> str:
+    """A special token in tokenizer_config.json: a string, or an object that describes an added token."""
+    return token["content"] if isinstance(token, dict) else str(token)
+
+
+def _as_list(value: Any) -> list[int]:
+    return [] if value is None else list(value) if isinstance(value, list) else [value]

@@ -1,0 +1,106 @@
+"""The one recorder: every model call of every episode passes through it, in process or over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from sparring.backend.engines.base import Engine, SamplingParams
+from sparring.backend.gateway.budget import Budget
+from sparring.backend.gateway.chat_format import ChatFormat
+from sparring.backend.gateway.session import Session, SessionRecord
+from sparring.errors import GatewayError
+
+__all__ = ["Recorder"]
+
+_RELEASE_TIMEOUT_S = 10.0
+
+
+class Recorder:
+    """Sessions over one engine. Everything in it belongs to one event loop; nothing in it is a thread.
+
+    Args:
+        sampling: the run's settings; a training session samples with these whatever its client asks for.
+        max_length: context length in tokens, prompt and completion together.
+
+    Attributes:
+        base_url: where the HTTP face listens, or None where it does not run.
+    """
+
+    def __init__(self, engine: Engine, chat: ChatFormat, sampling: SamplingParams, *, max_length: int) -> None:
+        self.engine, self.chat, self.sampling, self.max_length = engine, chat, sampling, max_length
+        self.base_url: str | None = None
+        self._sessions: dict[str, Session] = {}
+        self._keys: dict[str, Session] = {}
+        self._releases: set[asyncio.Task[None]] = set()
+
+    def open_session(
+        self,
+        session_id: str,
+        *,
+        turn_budget: int,
+        token_budget: int,
+        evaluation: SamplingParams | None = None,
+        deadline_s: float | None = None,
+        api_key: str | None = None,
+    ) -> Session:
+        """Begin an episode.
+
+        Args:
+            turn_budget: model calls.
+            token_budget: sampled tokens, over all turns.
+            evaluation: how an evaluation episode samples by default; None: a training episode, sampled as the run says.
+            deadline_s: seconds from now after which every request of the session fails.
+            api_key: names the session over HTTP; None draws one.
+
+        Raises:
+            GatewayError: status 409, the id or the key is in use.
+        """
+        if session_id in self._sessions:
+            raise GatewayError(f"session {session_id} is already open", status=409, param="session_id")
+        key = api_key or f"sk-sparring-{secrets.token_urlsafe(24)}"
+        if key in self._keys:
+            raise GatewayError("this api key already names an open session", status=409, param="api_key")
+        session = Session(
+            self,
+            session_id,
+            key,
+            engine=self.engine,
+            chat=self.chat,
+            sampling=evaluation or self.sampling,
+            max_length=self.max_length,
+            budget=Budget(turns=turn_budget, tokens=token_budget),
+            deadline=None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s,
+        )
+        self._sessions[session_id] = self._keys[key] = session
+        return session
+
+    def close_session(self, session_id: str) -> SessionRecord:
+        """End an episode; requests that still run fail. Needs the running event loop.
+
+        Raises:
+            GatewayError: status 404, no such session is open.
+        """
+        session = self._sessions.pop(session_id, None)
+        if session is None:
+            raise GatewayError(f"session {session_id} is not open", status=404, param="session_id")
+        del self._keys[session.api_key]
+        task = asyncio.get_running_loop().create_task(self._release(session))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+        return session.close()
+
+    async def aclose(self) -> None:
+        """End every session, their records dropped, and wait until the engine has forgotten them."""
+        for session_id in tuple(self._sessions):
+            self.close_session(session_id)
+        if self._releases:
+            await asyncio.wait(self._releases)
+
+    async def _release(self, session: Session) -> None:
+        try:
+            async with asyncio.timeout(_RELEASE_TIMEOUT_S):
+                for lineage in session.lineages:
+                    await self.engine.release(lineage)
+        except Exception:  # an engine that is dead keeps nothing
+            pass
