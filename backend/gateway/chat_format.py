@@ -155,6 +155,23 @@ class ChatFormat:
                 return self._encode(closing + full[len(short) :])
         return None
 
+    def encode_reply(
+        self, messages: Sequence[Message], reply: Message, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """Token ids that the model would have to sample, behind `encode_prompt(messages)`, to say `reply`.
+
+        For demonstrations: what a model says itself is never encoded, but kept as sampled.
+
+        Raises:
+            GatewayError: the template shows an assistant message otherwise than as a continuation of its prompt.
+        """
+        prompt = self._render(messages, tools, generation_prompt=True)
+        full = self._render([*messages, reply], tools, generation_prompt=False)
+        said = full[len(prompt) :].removesuffix(self._closing)
+        if not full.startswith(prompt) or not self._end_strings:
+            raise GatewayError("this chat template cannot write a demonstration: it rewrites its generation prompt")
+        return self._encode(said + self._end_strings[0])
+
     def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
 
