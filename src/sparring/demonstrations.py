@@ -1,0 +1,55 @@
+"""Demonstrations as token sequences: gold continuations, played through the gateway like any episode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparring.agents.native import NativePolicy
+from sparring.agents.runner import make_env
+from sparring.backend.engines.base import SamplingParams
+from sparring.backend.engines.scripted import ScriptedEngine
+from sparring.backend.gateway import ChatFormat, Recorder
+from sparring.config import RunConfig
+from sparring.errors import ConfigError, TaskError
+from sparring.types import TokenSequence
+
+__all__ = ["record_demonstrations"]
+
+
+async def record_demonstrations(
+    config: RunConfig, chat: ChatFormat, task_ids: Sequence[str], seed: int
+) -> list[TokenSequence]:
+    """Play each task's demonstration; the recorder then holds it exactly as it would hold a sampled episode.
+
+    Raises:
+        ConfigError: the environment has no demonstrations.
+        TaskError: a demonstration does not earn the full reward, and so teaches something wrong.
+    """
+    env = make_env(config.env.id, config.env.kwargs)
+    sequences: list[TokenSequence] = []
+    try:
+        for task_id in task_ids:
+            await env.areset(seed=seed, options={"task_id": task_id})
+            demonstration = env.demonstration()
+            if demonstration is None:
+                raise ConfigError(f"warm_start.steps: {config.env.id} has no demonstrations; set it to 0")
+            history, replies = list(env.messages), []
+            for message in demonstration:
+                if message.role == "assistant":
+                    replies.append(chat.encode_reply(history, message, env.tools))
+                history.append(message)
+            engine = ScriptedEngine(replies)
+            await engine.start()
+            recorder = Recorder(engine, chat, SamplingParams(), max_length=config.model.max_length)
+            session = recorder.open_session(
+                task_id, turn_budget=len(replies), token_budget=sum(map(len, replies)) + len(replies)
+            )
+            await NativePolicy().play(env, session)
+            record = recorder.close_session(task_id)
+            await recorder.aclose()
+            if env.reward < 1.0:
+                raise TaskError(f"the demonstration of {task_id} in {config.env.id} earns {env.reward}, not 1")
+            sequences.extend(record.sequences)
+    finally:
+        await env.aclose()
+    return sequences

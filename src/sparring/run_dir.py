@@ -1,0 +1,99 @@
+"""What a run leaves, and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparring.config_file import LoadedConfig
+from sparring.errors import ConfigError
+
+__all__ = ["RunDirectory"]
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The folder of one run."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.root / "config.yaml"
+
+    @property
+    def buffer(self) -> Path:
+        """Every episode, in SQLite."""
+        return self.root / "buffer.sqlite"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a step."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        """One JSON object an evaluation."""
+        return self.root / "evaluations.jsonl"
+
+    @property
+    def warm_start(self) -> Path:
+        """The model after its supervised warm start, where there was one."""
+        return self.root / "warm_start"
+
+    @property
+    def model(self) -> Path:
+        """The trained model, a Hugging Face folder."""
+        return self.root / "model"
+
+    @property
+    def curve(self) -> Path:
+        return self.root / "curve.png"
+
+    @property
+    def summary(self) -> Path:
+        """Written last: a run that has it is finished."""
+        return self.root / "summary.json"
+
+    @classmethod
+    def open(cls, loaded: LoadedConfig, *, resume: bool) -> RunDirectory:
+        """Make the folder of a new run, or check that the run in it can go on.
+
+        Raises:
+            ConfigError: a new run where one is; no run to resume; another configuration than the run's.
+        """
+        directory = cls(loaded.run_dir)
+        taken = directory.config.is_file()
+        if taken and not resume:
+            raise ConfigError(
+                f"{directory.root} holds a run already: add --resume to go on with it, choose another "
+                "run_dir=..., or delete the folder"
+            )
+        if resume and not taken:
+            raise ConfigError(f"there is no run to resume in {directory.root}; leave --resume out to start one")
+        if not taken:
+            directory.root.mkdir(parents=True, exist_ok=True)
+            directory.config.write_text(loaded.to_yaml())
+        elif differing := _differing_keys(directory.config, loaded):
+            raise ConfigError(
+                f"the run in {directory.root} began with another {', '.join(differing)}: resume it as it was, "
+                "or start a new one in another run_dir=..."
+            )
+        return directory
+
+
+# What may change between a run and its continuation: how long it goes on, and what it shows.
+_FREE_KEYS = ("trainer.steps", "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.threads", "eval.every",
+              "engine.threads", "run_dir")  # fmt: skip
+
+
+def _differing_keys(stored: Path, loaded: LoadedConfig) -> list[str]:
+    from sparring.config_file import load_config
+
+    before = {key: value for key, value, _ in load_config(stored).lines()}
+    return [key for key, value, _ in loaded.lines() if key not in _FREE_KEYS and before.get(key) != value]
