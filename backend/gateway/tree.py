@@ -124,14 +124,14 @@ class ConversationTree:
         if not self.turns or (turn.parent is not None and not turn.parent.children):
             return None
         match = self.match(tools, messages)
+        if turn.parent is None and any(self.match(other, messages).parent for other in self._roots if other != tools):
+            return "tools_changed"
         if any(message.role == "assistant" for message in messages[match.known :]):
             return "history_rewritten"
         if turn.parent is not None:
             return "branched"
         if match.parent is not None:
             return "template"  # the tree knows the past, but the template has no suffix for it
-        if any(self.match(other, messages).parent for other in self._roots if other != tools):
-            return "tools_changed"
         return "new_conversation"
 
 

@@ -16,7 +16,7 @@ _DECODER = json.JSONDecoder()
 
 
 class HermesFormat:
-    """Content may precede, follow or lie between the calls; text that looks like a call and is none stays content."""
+    """Content may stand around the calls. One malformed call spoils them all, as it does in `sparring.envs`."""
 
     reads_special_tokens = False
 
@@ -33,7 +33,7 @@ class HermesFormat:
             call, position = found
             calls.append(call)
         content.append(answer[position:])
-        if not calls:
+        if not calls or any(_CLOSE in part for part in content):
             return Parsed(answer, (), reasoning)
         return Parsed("".join(content).strip(), tuple(calls), reasoning)
 
@@ -44,15 +44,19 @@ class HermesFormat:
 def _call_at(text: str, position: int) -> tuple[Call, int] | None:
     """The call whose JSON begins at `position`, and where the text goes on behind it."""
     # Decoded rather than matched, since an argument may hold the closing tag itself.
-    while position < len(text) and text[position].isspace():
-        position += 1
+    position = _skip_space(text, position)
     try:
         value, position = _DECODER.raw_decode(text, position)
     except (ValueError, RecursionError):
         return None
-    while position < len(text) and text[position].isspace():
-        position += 1
+    position = _skip_space(text, position)
     if not text.startswith(_CLOSE, position) or not isinstance(value, dict):
         return None
     call = json_call(value.get("name"), value.get("arguments"))
     return None if call is None else (call, position + len(_CLOSE))
+
+
+def _skip_space(text: str, position: int) -> int:
+    while position < len(text) and text[position] in " \t\r\n":
+        position += 1
+    return position

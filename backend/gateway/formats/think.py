@@ -1,4 +1,4 @@
-"""`<think>...</think>` at the start of a text: reasoning that many families set apart from the answer."""
+"""`<think>...</think>` before the answer: reasoning that many families set apart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ THINK, _END = "<think>", "</think>"
 
 def split_reasoning(text: str) -> tuple[str | None, str]:
     """Reasoning and answer. A block that never closes is reasoning to its end, and the answer is empty."""
-    if not text.lstrip().startswith(THINK):
+    start = text.lstrip()
+    if not start.startswith(THINK):
         return None, text
-    reasoning, closed, answer = text.lstrip()[len(THINK) :].partition(_END)
-    return reasoning.strip("\n"), answer.lstrip("\n") if closed else ""
+    thought, closed, answer = start.removeprefix(THINK).partition(_END)
+    return thought.strip("\n"), answer.lstrip("\n") if closed else ""

@@ -1,0 +1,308 @@
+"""The recorder: what was sampled is what is exported, whatever the client does between two turns."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sparring.backend.engines.base import SamplingParams
+from sparring.backend.engines.scripted import ScriptedEngine
+from sparring.backend.gateway import Recorder
+from sparring.errors import BudgetExhausted, EngineError, GatewayError
+from sparring.types import Message, StopReason, ToolCall
+
+END = "<|im_end|>"
+SYSTEM, USER = Message("system", "Be brief."), Message("user", "2 + 3?")
+SAMPLING = SamplingParams(max_new_tokens=256, temperature=0.7)
+CALL_TEXT = '<tool_call>\n{"name": "add", "arguments": {"a": 2,  "b": 3}}\n</tool_call>'
+
+
+@pytest.fixture
+def ids(chat):
+    return lambda text: chat._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.fixture
+def open_recorder(chat, ids):
+    """A recorder over an engine that says the given texts one after another."""
+
+    @asynccontextmanager
+    async def open_(*texts, sampling=SAMPLING, max_length=4096, **engine_options):
+        engine = ScriptedEngine([ids(text) for text in texts], **engine_options)
+        await engine.start()
+        recorder = Recorder(engine, chat, sampling, max_length=max_length)
+        yield recorder
+        await recorder.aclose()
+
+    return open_
+
+
+def open_session(recorder, session_id="episode-1", *, turn_budget=100, token_budget=10_000, **options):
+    return recorder.open_session(session_id, turn_budget=turn_budget, token_budget=token_budget, **options)
+
+
+async def test_a_conversation_with_a_tool_is_one_sequence(chat, open_recorder):
+    async with open_recorder(CALL_TEXT + END, "Five." + END) as recorder:
+        session = open_session(recorder)
+        call = await session.chat([SYSTEM, USER])
+        assert call.finish_reason == "tool_calls"
+        assert [(c.name, c.arguments) for c in call.message.tool_calls] == [("add", '{"a": 2, "b": 3}')]
+        answer = await session.chat([SYSTEM, USER, call.message, Message("tool", "5")])
+        record = recorder.close_session("episode-1")
+
+        assert (answer.text, answer.finish_reason) == ("Five.", "stop")
+        [sequence] = record.sequences
+        assert record.breaks.total() == 0
+        assert chat.decode(sequence.token_ids.tolist(), special_tokens=True) == (
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + 3?<|im_end|>\n<|im_start|>assistant\n"
+            f"{CALL_TEXT}<|im_end|>\n<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n"
+            "<|im_start|>assistant\nFive.<|im_end|>"
+        )
+        sampled = chat.decode(sequence.token_ids[sequence.action_mask].tolist(), special_tokens=True)
+        assert sampled == f"{CALL_TEXT}{END}Five.{END}"
+        assert [turn.temperature for turn in sequence.turns] == [0.7, 0.7]
+        assert np.all(sequence.behaviour_logprobs == np.where(sequence.action_mask, np.float32(-0.5), 0))
+        assert record.messages[-1] == {"role": "assistant", "content": "Five."}
+        assert len(record.messages) == 5
+        assert record.usage.completion_tokens == sequence.action_mask.sum()
+        assert record.usage.turns == 2
+
+
+async def test_each_token_carries_the_version_that_sampled_it(open_recorder):
+    async with open_recorder("One." + END, "Two." + END) as recorder:
+        session = open_session(recorder)
+        first = await session.chat([USER])
+        await recorder.engine.update_weights(7, ())
+        await session.chat([USER, first.message, USER])
+        [sequence] = recorder.close_session("episode-1").sequences
+        one, two = sequence.turns
+        assert set(sequence.policy_versions[one.start : one.end]) == {0}
+        assert set(sequence.policy_versions[two.start : two.end]) == {7}
+        assert set(sequence.policy_versions[~sequence.action_mask]) == {-1}
+
+
+async def test_raw_text_handed_back_is_the_same_message(open_recorder):
+    async with open_recorder(CALL_TEXT + END, "Five." + END) as recorder:
+        session = open_session(recorder)
+        reply = await session.chat([USER])
+        await session.chat([USER, Message("assistant", reply.text), Message("tool", "5")])
+        assert len(recorder.close_session("episode-1").sequences) == 1
+
+
+async def test_a_malformed_call_stays_text(open_recorder):
+    async with open_recorder('<tool_call>{"name": "add", "argu</tool_call>' + END) as recorder:
+        reply = await open_session(recorder).chat([USER])
+        assert reply.message.content == reply.text == '<tool_call>{"name": "add", "argu</tool_call>'
+        assert reply.message.tool_calls == ()
+
+
+async def test_a_turn_cut_by_length_is_closed_by_tokens_nobody_sampled(chat, open_recorder):
+    async with open_recorder("abcdef" + END, "ok" + END) as recorder:
+        session = open_session(recorder)
+        reply = await session.chat([USER], max_new_tokens=3)
+        assert (reply.text, reply.finish_reason) == ("abc", "length")
+        await session.chat([USER, reply.message, USER])
+        [sequence] = recorder.close_session("episode-1").sequences
+        turn = sequence.turns[0]
+        after = chat.decode(sequence.token_ids[turn.end :].tolist(), special_tokens=True)
+        assert after.startswith("<|im_end|>\n<|im_start|>user\n")
+        assert not sequence.action_mask[turn.end]
+
+
+async def test_rewritten_history_starts_a_sequence_and_says_why(open_recorder):
+    async with open_recorder("One." + END, "Two." + END) as recorder:
+        session = open_session(recorder)
+        await session.chat([USER])
+        await session.chat([USER, Message("assistant", "Edited."), USER])
+        record = recorder.close_session("episode-1")
+        assert len(record.sequences) == 2
+        assert record.breaks == {"history_rewritten": 1}
+
+
+async def test_changed_tools_start_a_sequence(open_recorder):
+    async with open_recorder("One." + END, "Two." + END) as recorder:
+        session = open_session(recorder)
+        reply = await session.chat([USER])
+        tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+        await session.chat([USER, reply.message, USER], [tool])
+        assert recorder.close_session("episode-1").breaks == {"tools_changed": 1}
+
+
+async def test_parallel_samples_of_one_prompt_are_all_recorded_and_each_token_trains_once(open_recorder):
+    async with open_recorder("One." + END, "Same." + END, "Same." + END, "End." + END) as recorder:
+        session = open_session(recorder)
+        first = await session.chat([USER])
+        history = [USER, first.message, USER]
+        left, right = await asyncio.gather(session.chat(history), session.chat(history))
+        assert left.message == right.message
+        await session.chat([*history, left.message, USER])
+        record = recorder.close_session("episode-1")
+        assert record.breaks == {"branched": 1}
+        assert len(record.sequences) == 2
+        assert sum(int(s.action_mask.sum()) for s in record.sequences) == record.usage.completion_tokens
+        assert sorted(len(s.turns) for s in record.sequences) in ([1, 3], [2, 2])
+
+
+async def test_interleaved_agents_each_extend_their_own_sequence(open_recorder):
+    async with open_recorder(*(f"{n}" + END for n in range(6))) as recorder:
+        session = open_session(recorder)
+        talks = {name: [Message("system", name), USER] for name in ("planner", "worker")}
+        for _ in range(3):
+            for name, talk in talks.items():
+                reply = await session.chat(talk, agent_id=name)
+                talk += [reply.message, USER]
+        record = recorder.close_session("episode-1")
+        assert record.breaks == {"new_conversation": 1}
+        assert [{turn.agent_id for turn in s.turns} for s in record.sequences] == [{"planner"}, {"worker"}]
+        assert [len(s.turns) for s in record.sequences] == [3, 3]
+
+
+async def test_the_turn_budget_is_a_truncation(open_recorder):
+    async with open_recorder("One." + END) as recorder:
+        session = open_session(recorder, turn_budget=1)
+        reply = await session.chat([USER])
+        with pytest.raises(BudgetExhausted) as caught:
+            await session.chat([USER, reply.message, USER])
+        assert caught.value.stop_reason == StopReason.MAX_TURNS
+        assert recorder.close_session("episode-1").exhausted is StopReason.MAX_TURNS
+
+
+async def test_the_token_budget_is_never_overdrawn(open_recorder):
+    async with open_recorder("abcdef" + END, "ghijkl" + END) as recorder:
+        session = open_session(recorder, token_budget=10)
+        reply = await session.chat([USER])
+        cut = await session.chat([USER, reply.message, USER])
+        assert (cut.text, cut.finish_reason) == ("ghi", "length")
+        with pytest.raises(BudgetExhausted) as caught:
+            await session.chat([USER])
+        assert caught.value.stop_reason == StopReason.MAX_TOKENS
+
+
+async def test_requests_at_once_wait_for_tokens_that_others_give_back(open_recorder):
+    async with open_recorder("ab" + END, "cd" + END, latency_s=0.001) as recorder:
+        session = open_session(recorder, token_budget=SAMPLING.max_new_tokens)
+        replies = await asyncio.gather(session.chat([USER]), session.chat([USER]))
+        assert [reply.text for reply in replies] == ["ab", "cd"]
+
+
+async def test_an_opening_that_does_not_fit_is_an_error_with_its_length(open_recorder):
+    async with open_recorder("One.", max_length=20) as recorder:
+        with pytest.raises(GatewayError, match=r"prompt of \d+ tokens.*context of 20.*max_length") as caught:
+            await open_session(recorder).chat([USER])
+        assert not isinstance(caught.value, BudgetExhausted)
+
+
+async def test_a_full_context_later_is_a_truncation(open_recorder):
+    async with open_recorder("abc" + END, max_length=70) as recorder:
+        session = open_session(recorder)
+        reply = await session.chat([USER])
+        with pytest.raises(BudgetExhausted) as caught:
+            await session.chat([USER, reply.message, Message("user", "x" * 50)])
+        assert caught.value.stop_reason == StopReason.MAX_TOKENS
+        assert len(recorder.close_session("episode-1").sequences) == 1
+
+
+async def test_a_dead_engine_leaves_what_was_recorded(open_recorder):
+    async with open_recorder("One." + END, "Two." + END) as recorder:
+        session = open_session(recorder, turn_budget=2)
+        reply = await session.chat([USER])
+        recorder.engine.crash("the machine is gone")
+        with pytest.raises(EngineError, match="the machine is gone"):
+            await session.chat([USER, reply.message, USER])
+        record = recorder.close_session("episode-1")
+        assert [len(s.turns) for s in record.sequences] == [1]
+        assert record.usage.turns == 1
+
+
+async def test_evaluation_samples_by_its_own_settings(open_recorder):
+    async with open_recorder("One." + END) as recorder:
+        session = open_session(recorder, evaluation=SamplingParams(max_new_tokens=2, temperature=0.0))
+        assert (await session.chat([USER])).text == "On"
+        [sequence] = recorder.close_session("episode-1").sequences
+        assert sequence.turns[0].temperature == 1.0
+
+
+async def test_requests_get_seeds_of_their_own_that_repeat(chat, ids):
+    async def seeds():
+        seen = []
+
+        class Spy(ScriptedEngine):
+            def stream(self, token_ids, sampling, *, session_id=None):
+                seen.append(sampling.seed)
+                return super().stream(token_ids, sampling, session_id=session_id)
+
+        engine = Spy(lambda _: ids("x" + END))
+        await engine.start()
+        recorder = Recorder(engine, chat, replace(SAMPLING, seed=3), max_length=4096)
+        for name in ("a", "b"):
+            session = open_session(recorder, name)
+            await session.chat([USER])
+            await session.chat([USER])
+        await recorder.aclose()
+        return seen
+
+    first = await seeds()
+    assert len(set(first)) == 4
+    assert first == await seeds()
+
+
+async def test_ending_a_session_ends_its_requests(open_recorder):
+    async with open_recorder("One." + END, latency_s=60) as recorder:
+        session = open_session(recorder)
+        request = asyncio.ensure_future(session.chat([USER]))
+        await asyncio.sleep(0)  # the engine has the request now
+        assert (await recorder.engine.health()).running == 1
+        record = recorder.close_session("episode-1")
+        with pytest.raises(GatewayError, match="has ended") as caught:
+            await request
+        assert caught.value.status == 410
+        assert record.sequences == ()
+        assert (await recorder.engine.health()).running == 0
+        with pytest.raises(GatewayError, match="has ended"):
+            await session.chat([USER])
+
+
+async def test_a_session_does_not_outlive_its_deadline(open_recorder):
+    async with open_recorder("One." + END, latency_s=60) as recorder:
+        session = open_session(recorder, deadline_s=0.01)
+        with pytest.raises(GatewayError, match="deadline"):
+            await session.chat([USER])
+
+
+async def test_ids_and_keys_are_taken_once(open_recorder):
+    async with open_recorder() as recorder:
+        session = open_session(recorder)
+        with pytest.raises(GatewayError, match="already open") as caught:
+            open_session(recorder)
+        assert caught.value.status == 409
+        with pytest.raises(GatewayError, match="api key") as caught:
+            open_session(recorder, "episode-2", api_key=session.api_key)
+        assert caught.value.status == 409
+        recorder.close_session("episode-1")
+        with pytest.raises(GatewayError, match="not open"):
+            recorder.close_session("episode-1")
+
+
+async def test_call_ids_repeat_and_differ_within_a_session(open_recorder):
+    async def run():
+        async with open_recorder(CALL_TEXT * 2 + END, CALL_TEXT + END) as recorder:
+            session = open_session(recorder)
+            first = await session.chat([USER])
+            second = await session.chat([USER, first.message, Message("tool", "5"), Message("tool", "5")])
+            return [call.id for reply in (first, second) for call in reply.message.tool_calls]
+
+    found = await run()
+    assert len(set(found)) == 3
+    assert found == await run()
+    assert all(len(id_) == 9 and id_.isalnum() for id_ in found)
+
+
+async def test_the_same_arguments_spelled_otherwise_are_the_same_message(open_recorder):
+    async with open_recorder(CALL_TEXT + END, "Five." + END) as recorder:
+        session = open_session(recorder)
+        await session.chat([USER])
+        echoed = Message("assistant", "", tool_calls=(ToolCall("renamed", "add", '{"b":3,"a":2}'),))
+        await session.chat([USER, echoed, Message("tool", "5", tool_call_id="renamed")])
+        assert recorder.close_session("episode-1").breaks.total() == 0
