@@ -1,0 +1,99 @@
+"""Reading a buffer from outside, while its run goes on: what `sparring view` and the ledger tests look at."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+from pathlib import Path
+from types import TracebackType
+
+from sparring.backend.buffer.records import EpisodeRow, LedgerRow
+from sparring.backend.buffer.schema import check_schema, connect, translated_errors
+from sparring.errors import BufferStateError
+from sparring.types import Trajectory, decode_trajectory
+
+__all__ = ["BufferView"]
+
+_EPISODE_COLUMNS = ", ".join(field.name for field in dataclasses.fields(EpisodeRow))
+_LEDGER_COLUMNS = ", ".join(field.name for field in dataclasses.fields(LedgerRow))
+
+
+class BufferView:
+    """A read-only connection; takes no lease and never holds the writer up. A context manager.
+
+    Raises:
+        BufferStateError: the file is missing, damaged, or of another schema.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with translated_errors(path):
+            self._connection = connect(path, read_only=True)
+            try:
+                check_schema(self._connection, path)
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def __enter__(self) -> BufferView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def ledger(self) -> list[LedgerRow]:
+        """The fate of every trajectory, in the order in which they were stored."""
+        return [LedgerRow(*row) for row in self._query(f"SELECT {_LEDGER_COLUMNS} FROM trajectories ORDER BY id")]
+
+    def group_states(self) -> dict[str, str]:
+        """State of every group, in the order in which they were drawn."""
+        return {row[0]: row[1] for row in self._query("SELECT group_id, state FROM groups ORDER BY seq")}
+
+    def episodes(
+        self,
+        *,
+        state: str | None = None,
+        split: str | None = None,
+        task_id: str | None = None,
+        group_id: str | None = None,
+        consumed_step: int | None = None,
+        limit: int = 100,
+    ) -> list[EpisodeRow]:
+        """The newest episodes that match every filter given, newest first."""
+        filters = {
+            "state": state,
+            "split": split,
+            "task_id": task_id,
+            "group_id": group_id,
+            "consumed_step": consumed_step,
+        }
+        used = {column: value for column, value in filters.items() if value is not None}
+        where = " AND ".join(f"{column} = ?" for column in used) or "1"
+        rows = self._query(
+            f"SELECT {_EPISODE_COLUMNS} FROM trajectories WHERE {where} ORDER BY id DESC LIMIT ?",
+            (*used.values(), limit),
+        )
+        return [EpisodeRow(*row) for row in rows]
+
+    def trajectory(self, episode_id: str) -> Trajectory:
+        """One episode, whole.
+
+        Raises:
+            BufferStateError: there is none of that id, or it cannot be read.
+        """
+        rows = self._query("SELECT data FROM trajectories WHERE episode_id = ?", (episode_id,))
+        if not rows:
+            raise BufferStateError(f"{self.path} holds no episode {episode_id!r}: `sparring view` lists those it holds")
+        try:
+            return decode_trajectory(rows[0][0])
+        except (ValueError, KeyError, TypeError) as error:
+            raise BufferStateError(f"episode {episode_id} in {self.path} cannot be read: {error}") from error
+
+    def _query(self, sql: str, parameters: tuple[object, ...] = ()) -> list[sqlite3.Row]:
+        with translated_errors(self.path):
+            return self._connection.execute(sql, parameters).fetchall()

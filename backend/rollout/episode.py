@@ -1,0 +1,123 @@
+"""One episode from its spec to its trajectory, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from sparring.errors import SparringError
+from sparring.types import ChatClient, EpisodeResult, EpisodeSpec, Failure, StopReason, TokenSequence, Trajectory
+
+if TYPE_CHECKING:
+    from sparring.backend.engines.base import SamplingParams
+    from sparring.backend.gateway import Recorder
+    from sparring.config import RolloutConfig
+
+__all__ = ["EpisodePlayer", "RunEpisode"]
+
+RunEpisode: TypeAlias = Callable[[EpisodeSpec, ChatClient], Awaitable[EpisodeResult]]
+
+_CANCEL_GRACE_S = 5.0
+
+
+class EpisodePlayer:
+    """Plays episodes in recorder sessions of their own, each under a wall-clock deadline.
+
+    Attributes:
+        abandoned: episodes whose code went on after they were cancelled; their sessions are closed, so whatever they
+            still do reaches no engine and no trajectory.
+    """
+
+    def __init__(self, recorder: Recorder, run_episode: RunEpisode, config: RolloutConfig) -> None:
+        self._recorder = recorder
+        self._run_episode = run_episode
+        self._config = config
+        self.abandoned: set[asyncio.Task[EpisodeResult]] = set()
+
+    async def play(self, spec: EpisodeSpec, *, evaluation: SamplingParams | None = None) -> Trajectory:
+        """Play `spec` to its end; `evaluation` samples otherwise than the run does. Raises CancelledError alone."""
+        started_at = time.time()
+        session = self._recorder.open_session(
+            spec.episode_id,
+            turn_budget=self._config.max_turns,
+            token_budget=self._config.max_episode_tokens,
+            evaluation=evaluation,
+        )
+        try:
+            result = await self._bounded(spec, session)
+        finally:
+            record = self._recorder.close_session(spec.episode_id)
+        result, sequences = _checked(result, tuple(record.sequences))
+        return Trajectory(
+            episode_id=spec.episode_id,
+            group_id=spec.group_id,
+            env_id=spec.env_id,
+            task_id=spec.task_id,
+            seed=spec.seed,
+            sequences=sequences,
+            reward=result.reward,
+            stop_reason=result.stop_reason,
+            split=spec.split,
+            attempt=spec.attempt,
+            reward_parts=result.reward_parts,
+            turn_rewards=result.turn_rewards,
+            agent_rewards=result.agent_rewards,
+            failure=result.failure,
+            usage=record.usage,
+            messages=tuple(record.messages),
+            started_at=started_at,
+            finished_at=time.time(),
+        )
+
+    async def _bounded(self, spec: EpisodeSpec, session: ChatClient) -> EpisodeResult:
+        """Run the episode under its deadline. One that ignores its cancellation is left behind, not waited for."""
+        task = asyncio.create_task(self._guarded(spec, session))
+        try:
+            await asyncio.wait({task}, timeout=self._config.episode_timeout_s)
+            if not task.done():
+                await self._cancel(task)
+                return _failed("deadline", f"no end after {self._config.episode_timeout_s:g} s", StopReason.DEADLINE)
+        except asyncio.CancelledError:
+            await self._cancel(task)
+            raise
+        return _failed("agent", "the episode cancelled itself") if task.cancelled() else task.result()
+
+    async def _guarded(self, spec: EpisodeSpec, session: ChatClient) -> EpisodeResult:
+        try:
+            return await self._run_episode(spec, session)
+        except (Exception, SystemExit) as error:  # asyncio would let a SystemExit end the whole loop
+            kind = error.kind if isinstance(error, SparringError) else SparringError.kind
+            return _failed(kind, f"{type(error).__name__}: {error}")
+
+    async def _cancel(self, task: asyncio.Task[EpisodeResult]) -> None:
+        task.cancel()
+        await asyncio.wait({task}, timeout=_CANCEL_GRACE_S)
+        if not task.done():
+            self.abandoned.add(task)
+            task.add_done_callback(self.abandoned.discard)
+
+
+def _failed(kind: str, message: str, stop_reason: StopReason = StopReason.FAILED) -> EpisodeResult:
+    return EpisodeResult(stop_reason, failure=Failure(kind, message))
+
+
+def _checked(
+    result: EpisodeResult, sequences: tuple[TokenSequence, ...]
+) -> tuple[EpisodeResult, tuple[TokenSequence, ...]]:
+    """Numbers that are not finite are faults of an environment or an engine; they can be neither stored nor trained."""
+    rewards = [
+        *([] if result.reward is None else [result.reward]),
+        *result.reward_parts.values(),
+        *result.turn_rewards,
+        *result.agent_rewards.values(),
+    ]
+    if not all(map(math.isfinite, rewards)):
+        return _failed("task", f"the environment gave a reward that is not finite, in {rewards}"), sequences
+    if not all(np.isfinite(s.behaviour_logprobs).all() for s in sequences):
+        return _failed("engine", "the engine gave a log-probability that is not finite"), ()
+    return result, sequences

@@ -1,0 +1,105 @@
+"""An event loop in a thread of its own, which other threads hand coroutines to and wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from sparring.errors import TrainerError
+
+__all__ = ["LoopThread"]
+
+T = TypeVar("T")
+
+_POLL_S = 0.5
+_BEAT_S = 0.5
+_GRACE_S = 10.0  # what a coroutine past its deadline gets for ending, before its caller leaves it behind
+
+
+class LoopThread:
+    """The thread is a daemon: one that hangs in a blocking call keeps no process from ending."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._beat = time.monotonic()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the loop last ran anything: more than a few, and something blocks it."""
+        return max(0.0, time.monotonic() - self._beat - _BEAT_S)
+
+    def start(self) -> None:
+        self._beat = time.monotonic()
+        self._thread.start()
+
+    def call(self, callback: Callable[[], object]) -> None:
+        """Run `callback` on the loop soon, without waiting; a loop that has ended runs nothing."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback)
+
+    def run(
+        self, coroutine: Coroutine[Any, Any, T], timeout_s: float, *, check: Callable[[], None] = lambda: None
+    ) -> T:
+        """Run `coroutine` on the loop and wait for it here; `check` runs every half second and may raise.
+
+        Raises:
+            TimeoutError: `coroutine` did not end in time; it was cancelled.
+            TrainerError: the loop is gone, or answers no more.
+        """
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError("LoopThread.run waits for its loop: on the loop itself, await the coroutine instead")
+        if not self.alive:
+            coroutine.close()
+            raise TrainerError("the rollout worker's event loop does not run: open the worker first, and stop it last")
+        deadline = time.monotonic() + timeout_s + _GRACE_S
+        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(coroutine, timeout_s), self._loop)
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    return future.result(_POLL_S)
+                if future.done():
+                    return future.result()
+                check()
+                if not self.alive or time.monotonic() > deadline:
+                    raise TrainerError(
+                        f"the rollout worker's event loop has not answered for {self.silent_s:.0f} s: "
+                        "something blocks it, perhaps an environment that waits without await"
+                    )
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the loop and its thread; False where the thread did not end in time and was left behind."""
+        if self.alive:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout_s)
+        return not self.alive
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._tick()
+        try:
+            self._loop.run_forever()
+        finally:
+            leftovers = asyncio.all_tasks(self._loop)
+            for task in leftovers:
+                task.cancel()
+            if leftovers:
+                self._loop.run_until_complete(asyncio.wait(leftovers, timeout=1.0))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    def _tick(self) -> None:
+        self._beat = time.monotonic()
+        self._loop.call_later(_BEAT_S, self._tick)

@@ -1,0 +1,119 @@
+"""Figures about rollouts: counters over the whole process, and the statistics that go with each batch.
+
+Statistics of a batch, by name; those marked * are over everything that ended since the last batch:
+    reward*, reward/<part>*     mean over the episodes that did not fail
+    reward/trained              mean over the batch
+    episodes*, episodes/per_s*, episodes/tokens*, episodes/turns*, episodes/expired*
+    failures*, failures/<kind>* failed attempts, retried or not
+    groups/dropped*             without signal, or with fewer than two survivors
+    groups/refills*             dropped groups that this step replaced
+    groups/expired*, groups/running, groups/ready, groups/trained
+    lag/mean, lag/max, lag/<k>  updates between sampling and training; lag/<k> counts the batch's episodes
+    sampler/tokens*, sampler/tokens_per_s*, sampler/busy*   busy: share of the time with an episode running
+    time/waited_s               how long the trainer waited for the batch
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparring.types import Trajectory
+
+__all__ = ["RolloutMeter", "RolloutStats", "batch_stats"]
+
+
+@dataclass(frozen=True)
+class RolloutStats:
+    """A snapshot for displays. Counts are since the process started; evaluation episodes are not among them."""
+
+    version: int
+    running_groups: int
+    ready_groups: int
+    running_episodes: int
+    episodes: int
+    sampled_tokens: int
+    dropped_groups: int
+    expired_groups: int
+    expired_episodes: int
+    failures: dict[str, int]
+
+
+class RolloutMeter:
+    """Counts what happens, for the whole process and since the last batch. Used on one event loop."""
+
+    def __init__(self) -> None:
+        self.running_episodes = 0
+        self.total: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self._window: Counter[str] = Counter()
+        self._rewards: dict[str, list[float]] = {}
+        self._opened_at = self._busy_since = time.monotonic()
+        self._busy_s = 0.0
+
+    def count(self, name: str, amount: int = 1) -> None:
+        self.total[name] += amount
+        self._window[name] += amount
+
+    def episode_started(self) -> None:
+        if self.running_episodes == 0:
+            self._busy_since = time.monotonic()
+        self.running_episodes += 1
+
+    def episode_ended(self) -> None:
+        self.running_episodes -= 1
+        if self.running_episodes == 0:
+            self._busy_s += time.monotonic() - self._busy_since
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count a finished episode."""
+        self.count("episodes")
+        self.count("tokens", trajectory.action_tokens)
+        self.count("turns", trajectory.usage.turns)
+        if trajectory.failure is not None:
+            self.failures[trajectory.failure.kind] += 1
+            self._window[f"failures/{trajectory.failure.kind}"] += 1
+            self._window["failures"] += 1
+            return
+        assert trajectory.reward is not None
+        self._rewards.setdefault("reward", []).append(trajectory.reward)
+        for name, value in trajectory.reward_parts.items():
+            self._rewards.setdefault(f"reward/{name}", []).append(value)
+
+    def close_window(self) -> dict[str, float]:
+        """Statistics since the last call."""
+        now = time.monotonic()
+        if self.running_episodes:
+            self._busy_s += now - self._busy_since
+            self._busy_since = now
+        seconds, window = max(now - self._opened_at, 1e-9), self._window
+        stats = {name: sum(values) / len(values) for name, values in self._rewards.items()}
+        stats |= {name: float(count) for name, count in window.items() if name.startswith("failures/")}
+        stats |= {
+            "episodes": float(window["episodes"]),
+            "episodes/per_s": window["episodes"] / seconds,
+            "episodes/tokens": window["tokens"] / max(window["episodes"], 1),
+            "episodes/turns": window["turns"] / max(window["episodes"], 1),
+            "episodes/expired": float(window["expired_episodes"]),
+            "failures": float(window["failures"]),
+            "groups/dropped": float(window["dropped_groups"]),
+            "groups/expired": float(window["expired_groups"]),
+            "sampler/tokens": float(window["tokens"]),
+            "sampler/tokens_per_s": window["tokens"] / seconds,
+            "sampler/busy": min(self._busy_s / seconds, 1.0),
+        }
+        self._window, self._rewards, self._opened_at, self._busy_s = Counter(), {}, now, 0.0
+        return stats
+
+
+def batch_stats(trained: Sequence[tuple[Trajectory, int]]) -> dict[str, float]:
+    """Statistics of the batch itself, from its trajectories and the lag of each."""
+    lags = [lag for _, lag in trained]
+    histogram = {f"lag/{lag}": float(count) for lag, count in sorted(Counter(lags).items())}
+    return histogram | {
+        "lag/mean": sum(lags) / len(lags),
+        "lag/max": float(max(lags)),
+        "reward/trained": sum(t.reward or 0.0 for t, _ in trained) / len(trained),
+    }

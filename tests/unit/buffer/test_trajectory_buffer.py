@@ -1,0 +1,292 @@
+"""The durable buffer: every trajectory has one fate, and what goes wrong says what to do."""
+
+import sqlite3
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sparring.backend.buffer import BufferView, GroupSpec, TrajectoryBuffer
+from sparring.errors import BufferStateError
+from sparring.types import EpisodeSpec, Failure, StopReason, TokenSequence, Trajectory, Turn, Usage
+
+
+def trajectory(spec: EpisodeSpec, *, reward: float | None = 1.0, version: int = 0) -> Trajectory:
+    return Trajectory(
+        episode_id=spec.episode_id,
+        group_id=spec.group_id,
+        env_id=spec.env_id,
+        task_id=spec.task_id,
+        seed=spec.seed,
+        split=spec.split,
+        attempt=spec.attempt,
+        sequences=(
+            TokenSequence([1, 2, 3], [False, True, True], [0, -0.1, -0.7], [-1, version, version], (Turn(1, 3),)),
+        ),
+        reward=reward,
+        stop_reason=StopReason.FINISHED if reward is not None else StopReason.FAILED,
+        failure=None if reward is not None else Failure("sandbox", "the container is gone"),
+        usage=Usage(1, 2, 1),
+        messages=({"role": "user", "content": "hello"},),
+    )
+
+
+def group(seq: int, size: int = 2) -> GroupSpec:
+    return GroupSpec(seq, f"g{seq}", "env/X-v0", f"train-{seq}", seed=seq, size=size)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run" / "buffer.db"
+
+
+@pytest.fixture
+def buffer(path):
+    buffer = TrajectoryBuffer.open(path)
+    buffer.begin(0)
+    yield buffer
+    buffer.close()
+
+
+def fill(buffer: TrajectoryBuffer, seq: int, version: int = 0) -> GroupSpec:
+    """A ready group of two."""
+    spec = group(seq)
+    buffer.start_group(spec)
+    for member in range(spec.size):
+        buffer.store(trajectory(spec.episode(member), reward=float(member), version=version))
+    buffer.accept_group(spec.group_id)
+    return spec
+
+
+def episodes_of(spec: GroupSpec) -> dict[str, list[str]]:
+    return {spec.group_id: [spec.episode(member).episode_id for member in range(spec.size)]}
+
+
+def fates(path) -> dict[str, tuple[str, int | None]]:
+    with BufferView(path) as view:
+        return {row.episode_id: (row.state, row.consumed_step) for row in view.ledger()}
+
+
+def test_what_is_stored_comes_back_exactly(buffer, path):
+    stored = trajectory(group(0).episode(0))
+    buffer.start_group(group(0))
+    buffer.store(stored)
+    with BufferView(path) as view:
+        assert view.trajectory(stored.episode_id) == stored
+        (row,) = view.episodes()
+    assert (row.reward, row.action_tokens, row.turns, row.oldest_version, row.state) == (1.0, 2, 1, 0, "pending")
+
+
+def test_an_episode_is_stored_once(buffer, path):
+    buffer.start_group(group(0))
+    buffer.store(trajectory(group(0).episode(0), reward=1.0))
+    with pytest.raises(BufferStateError, match=r"g0\.00\.0 is stored already"):
+        buffer.store(trajectory(group(0).episode(0), reward=0.0))
+    assert len(fates(path)) == 1
+
+
+def test_a_batch_is_consumed_whole_or_not_at_all(buffer, path):
+    first, second = fill(buffer, 0), fill(buffer, 1)
+    buffer.expire([second.episode(1).episode_id])
+    with pytest.raises(BufferStateError, match="one fate"):
+        buffer.consume(1, episodes_of(first) | episodes_of(second))
+    assert {state for state, _ in fates(path).values()} == {"pending", "expired"}
+    buffer.consume(1, episodes_of(first))
+    assert [fates(path)[e] for e in episodes_of(first)["g0"]] == [("consumed", 1)] * 2
+
+
+def test_a_step_takes_one_batch_and_steps_do_not_go_back(buffer):
+    first, second, third = fill(buffer, 0), fill(buffer, 1), fill(buffer, 2)
+    buffer.consume(2, episodes_of(first))
+    for step in (1, 2):
+        with pytest.raises(BufferStateError, match="step 2 has taken one"):
+            buffer.consume(step, episodes_of(second))
+    buffer.consume(3, episodes_of(third))
+
+
+def test_a_trajectory_is_not_consumed_twice(buffer):
+    spec = fill(buffer, 0)
+    buffer.consume(1, episodes_of(spec))
+    with pytest.raises(BufferStateError, match="not ready"):
+        buffer.consume(2, episodes_of(spec))
+
+
+def test_failed_and_evaluation_episodes_are_kept_and_never_pending(buffer, path):
+    spec = group(0)
+    buffer.start_group(spec)
+    buffer.store(trajectory(spec.episode(0), reward=None))
+    buffer.store(trajectory(replace(spec.episode(1), split="test")), evaluation=True)
+    assert [state for state, _ in fates(path).values()] == ["failed", "evaluation"]
+    with BufferView(path) as view:
+        assert view.episodes(state="failed")[0].failure_kind == "sandbox"
+        assert [row.split for row in view.episodes(split="test")] == ["test"]
+
+
+def test_resuming_gives_back_what_later_steps_consumed(buffer, path):
+    specs = [fill(buffer, seq) for seq in range(3)]
+    for step, spec in enumerate(specs, start=1):
+        buffer.consume(step, episodes_of(spec))
+    buffer.close()
+
+    resumed = TrajectoryBuffer.open(path)
+    assert resumed.begin(1) == 2
+    assert [g.spec for g in resumed.ready_groups()] == specs[1:]
+    assert [fates(path)[spec.episode(0).episode_id] for spec in specs] == [
+        ("consumed", 1),
+        ("pending", None),
+        ("pending", None),
+    ]
+    resumed.consume(2, episodes_of(specs[2]))
+    resumed.close()
+
+
+def test_a_trajectory_knows_where_the_run_branched_off_since_it_was_sampled(path):
+    for step in (0, 0, 0):  # three incarnations; the second trains to step 1, and the third resumes from there
+        buffer = TrajectoryBuffer.open(path)
+        buffer.begin(step)
+        spec = fill(buffer, buffer.next_seq)
+        buffer.close()
+    buffer = TrajectoryBuffer.open(path)
+    buffer.begin(0)
+    buffer.consume(1, episodes_of(spec))
+    buffer.close()
+    buffer = TrajectoryBuffer.open(path)
+    buffer.begin(1)
+    newest = fill(buffer, buffer.next_seq)
+    branches = {g.spec.seq: g.members[0].branch_step for g in buffer.ready_groups()}
+    assert branches == {0: 0, 1: 0, newest.seq: None}
+    buffer.close()
+
+
+def test_a_group_in_flight_comes_back_with_the_members_it_lacks(buffer, path):
+    spec = group(0, size=4)
+    buffer.start_group(spec)
+    buffer.store(trajectory(spec.episode(0)))
+    buffer.store(trajectory(spec.episode(1), reward=None))
+    buffer.store(trajectory(spec.episode(2, attempt=0), reward=None))
+    buffer.store(trajectory(spec.episode(2, attempt=1), reward=None))
+    buffer.close()
+
+    resumed = TrajectoryBuffer.open(path)
+    resumed.begin(0)
+    (interrupted,) = resumed.interrupted_groups()
+    assert interrupted.spec == spec
+    assert list(interrupted.missing(attempts=2)) == [(1, 1), (3, 0)]
+    assert len(interrupted.survivors) == 1
+    assert resumed.next_seq == 1
+    resumed.close()
+
+
+def test_a_checkpoint_ahead_of_the_buffer_is_refused(buffer):
+    buffer.consume(1, episodes_of(fill(buffer, 0)))
+    with pytest.raises(BufferStateError, match="not of one run"):
+        buffer.begin(2)
+    assert buffer.begin(1) == 2
+
+
+def test_dropping_a_group_drops_its_pending_members_alone(buffer, path):
+    spec = group(0)
+    buffer.start_group(spec)
+    buffer.store(trajectory(spec.episode(0)))
+    buffer.store(trajectory(spec.episode(1), reward=None))
+    buffer.drop_group(spec.group_id, "failures")
+    assert [state for state, _ in fates(path).values()] == ["dropped", "failed"]
+    with pytest.raises(BufferStateError, match="not running"):
+        buffer.accept_group(spec.group_id)
+
+
+def test_an_expired_group_leaves_nothing_pending(buffer, path):
+    spec = fill(buffer, 0)
+    buffer.expire([spec.episode(0).episode_id], [spec.group_id])
+    assert [state for state, _ in fates(path).values()] == ["expired", "dropped"]
+    assert buffer.ready_groups() == []
+
+
+def test_one_process_at_a_time_and_any_number_of_readers(buffer, path):
+    with pytest.raises(BufferStateError, match=r"in use by process \d+: wait for it or stop it"):
+        TrajectoryBuffer.open(path)
+    spec = fill(buffer, 0)
+    with BufferView(path) as one, BufferView(path) as two:
+        assert one.ledger() == two.ledger()
+        buffer.consume(1, episodes_of(spec))
+        assert {row.state for row in two.ledger()} == {"consumed"}
+    buffer.close()
+    with BufferView(path) as after:  # and once the run is over
+        assert len(after.ledger()) == 2
+    TrajectoryBuffer.open(path).close()
+
+
+def test_a_full_disk_says_so_and_loses_nothing_stored(buffer, path):
+    spec = group(0, size=400)
+    buffer.start_group(spec)
+    pages = buffer._connection.execute("PRAGMA page_count").fetchone()[0]
+    buffer._connection.execute(f"PRAGMA max_page_count = {pages + 20}")
+    stored = 0
+    with pytest.raises(BufferStateError, match="disk is full: free some space"):
+        for member in range(spec.size):
+            buffer.store(trajectory(spec.episode(member)))
+            stored += 1
+    assert 0 < stored == len(fates(path))
+    buffer._connection.execute("PRAGMA max_page_count = 1000000")
+    buffer.store(trajectory(spec.episode(stored)))
+    assert len(fates(path)) == stored + 1
+
+
+@pytest.mark.parametrize("content", [b"not a database at all" * 100, b"SQLite format 3\x00" + b"\xff" * 5000])
+def test_a_damaged_file_is_refused(path, content):
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    with pytest.raises(BufferStateError, match="damaged"):
+        TrajectoryBuffer.open(path)
+    with pytest.raises(BufferStateError, match="damaged"):
+        BufferView(path)
+    path.unlink()
+    TrajectoryBuffer.open(path).close()  # the lease of the failed attempt is free
+
+
+def test_damage_within_a_sound_header_is_found(buffer, path):
+    for seq in range(40):
+        fill(buffer, seq)
+    buffer.close()
+    content = bytearray(path.read_bytes())
+    content[4096 * 8 : 4096 * 14] = np.random.default_rng(0).bytes(4096 * 6)
+    path.write_bytes(content)
+    with pytest.raises(BufferStateError, match="damaged"):
+        TrajectoryBuffer.open(path)
+
+
+def test_another_schema_is_refused_by_name(buffer, path):
+    buffer.close()
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute("UPDATE meta SET value = '99' WHERE key = 'schema'")
+    connection.close()
+    for opener in (TrajectoryBuffer.open, BufferView):
+        with pytest.raises(BufferStateError, match="schema 99"):
+            opener(path)
+
+
+def test_a_missing_file_and_a_missing_episode_are_named(buffer, path):
+    with pytest.raises(BufferStateError, match="cannot be opened"):
+        BufferView(path.with_name("absent.db"))
+    with BufferView(path) as view, pytest.raises(BufferStateError, match="no episode 'nobody'"):
+        view.trajectory("nobody")
+
+
+def test_a_view_cannot_write(buffer, path):
+    with BufferView(path) as view, pytest.raises(BufferStateError):
+        view._query("DELETE FROM trajectories")
+
+
+def test_a_closed_buffer_says_so(buffer):
+    buffer.close()
+    buffer.close()
+    with pytest.raises(BufferStateError, match="is closed"):
+        buffer.start_group(group(0))
+
+
+def test_used_tells_a_fresh_run_from_an_old_one(path):
+    buffer = TrajectoryBuffer.open(path)
+    assert not buffer.used
+    buffer.begin(0)
+    assert buffer.used
+    buffer.close()
