@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparring.agents.policy import Outcome
 from sparring.envs import ChatEnv
 from sparring.errors import BudgetExhausted
-from sparring.types import ChatClient, Message, StopReason
+from sparring.types import ChatClient, StopReason
 
 __all__ = ["NativePolicy"]
 
@@ -22,10 +22,6 @@ class NativePolicy:
                 env.truncate(StopReason(error.stop_reason))
                 break
             answer = reply.message.content
-            await env.astep(_action(reply.message, reply.text))
+            # A malformed call is still text in the message: the environment's own parser says what is wrong with it.
+            await env.astep(reply.message)
         return Outcome(env.stop_reason or StopReason.ABORTED, answer, env.failure)
-
-
-def _action(message: Message, text: str) -> Message | str:
-    """The message where its calls were parsed, else the raw text, so that the environment says what was malformed."""
-    return message if message.tool_calls else text

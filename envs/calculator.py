@@ -15,10 +15,11 @@ from sparring.envs.arithmetic import evaluate, format_number
 from sparring.envs.core import ChatEnv
 from sparring.envs.tasks import TaskRange
 from sparring.envs.tools import ToolBox
+from sparring.envs.vector import ChatVectorEnv
 from sparring.errors import ConfigError, TaskError
 from sparring.types import Message, ToolCall
 
-__all__ = ["Calculator"]
+__all__ = ["Calculator", "make_vector"]
 
 _SYSTEM = "You solve problems with a calculator. First call it, then give the answer."
 _EXAMPLE = (
@@ -96,6 +97,9 @@ class Calculator(ChatEnv):
             Message("tool", str(problem.answer), tool_call_id="call_0", name="calculator"),
             Message("assistant", f"Answer: {problem.answer}"),
         ]
+
+
+make_vector = partial(ChatVectorEnv, Calculator)
 
 
 def _one_step(rng: random.Random) -> _Problem:

@@ -7,8 +7,12 @@ that is why an episode gives the same reward however it is driven.
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import json
+import logging
+import os
+import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -17,7 +21,7 @@ import gymnasium
 from gymnasium.error import ResetNeeded
 
 from sparring.envs.hermes import message_text, parse_text
-from sparring.envs.loop import run_sync
+from sparring.envs.loop import run_sync, spawn
 from sparring.envs.render import render_ansi, render_html
 from sparring.envs.spaces import ChatText
 from sparring.envs.tasks import nearest_tasks
@@ -28,6 +32,8 @@ from sparring.types import Failure, Message, StopReason
 __all__ = ["ChatEnv"]
 
 _OVER = "The episode is over."
+_EXIT_TIMEOUT_S = 30.0
+_log = logging.getLogger(__name__)
 
 
 class ChatEnv(gymnasium.Env[str, str | Message]):
@@ -66,7 +72,7 @@ class ChatEnv(gymnasium.Env[str, str | Message]):
         self.max_turns = max_turns
         self.toolbox = ToolBox()
         self._fixed_task_id = task_id
-        self._opened = False
+        self._opened_by: int | None = None  # id of the process whose episode holds resources
         self._start_episode("")
         self.done = True  # until the first reset
 
@@ -127,7 +133,9 @@ class ChatEnv(gymnasium.Env[str, str | Message]):
         await self._shut()
         task_id = self._choose_task(dict(options or {}))
         self._start_episode(task_id)
-        self._opened = True
+        self._opened_by = os.getpid()
+        if self._holds_resources:
+            _open_envs.add(self)
         try:
             self.messages.extend(await self._begin(task_id))
         except BaseException as error:
@@ -252,7 +260,8 @@ class ChatEnv(gymnasium.Env[str, str | Message]):
                 self._fail(error)
                 raise
             if observation is None:
-                self._end(StopReason.FINISHED)
+                if not self.done:  # `_submit` may have ended it itself, for another reason
+                    self._end(StopReason.FINISHED)
             else:
                 self.messages.append(Message("user", observation))
                 self._end_turn()
@@ -283,15 +292,25 @@ class ChatEnv(gymnasium.Env[str, str | Message]):
 
     def close(self) -> None:
         """As `aclose`, on the private event loop. Idempotent."""
-        if self._opened:
+        if self._opened_by is not None:
             run_sync(self.aclose())
+
+    def __del__(self) -> None:
+        # Handed over, not waited for: the collector runs on any thread. A forked copy must not close its parent's.
+        if self.__dict__.get("_opened_by") == os.getpid() and self._holds_resources:
+            spawn(self.aclose())
 
     # Inside.
 
     async def _shut(self) -> None:
-        if self._opened:
-            self._opened = False
+        if self._opened_by is not None:
+            self._opened_by = None
             await self._close()
+            _open_envs.discard(self)
+
+    @property
+    def _holds_resources(self) -> bool:
+        return type(self)._close is not ChatEnv._close
 
     def _choose_task(self, options: dict[str, Any]) -> str:
         chosen = options.pop("task_id", self._fixed_task_id)
@@ -341,6 +360,19 @@ class ChatEnv(gymnasium.Env[str, str | Message]):
         kind = error.kind if isinstance(error, SparringError) else "internal"
         self.failure = Failure(kind, f"task {self.task_id}: {type(error).__name__}: {error}")
         self._end(StopReason.FAILED)
+
+
+_open_envs: weakref.WeakSet[ChatEnv] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_open_envs.clear)
+
+
+@atexit.register
+def _close_all() -> None:
+    for env in list(_open_envs):
+        try:
+            spawn(env.aclose()).result(timeout=_EXIT_TIMEOUT_S)
+        except Exception as error:
+            _log.warning("the environment of task %s did not close at exit: %r", env.task_id, error)
 
 
 def _joined(messages: Any) -> str:

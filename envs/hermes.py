@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -31,6 +32,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
@@ -55,11 +57,8 @@ def parse_text(text: str) -> ParsedText:
 
 
 def _after_thinking(text: str) -> str:
-    """The text without its reasoning; thinking that never ended leaves nothing."""
-    _, closed, tail = text.rpartition("</think>")
-    if closed:
-        return tail
-    return "" if text.lstrip().startswith("<think>") else text
+    """The text without the reasoning that it begins with; thinking that never ended leaves nothing."""
+    return text.partition("</think>")[2] if text.lstrip().startswith("<think>") else text
 
 
 def _without_stray_close(text: str) -> str:
@@ -70,14 +69,12 @@ def _without_stray_close(text: str) -> str:
 
 def _parse_call(text: str, start: int) -> tuple[tuple[str, str], int]:
     """The call whose JSON begins at `start`, and the position behind its closing tag."""
-    while start < len(text) and text[start] in " \t\r\n":
-        start += 1
+    start = _skip_space(text, start)
     try:
         call, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
         raise ValueError(f"its JSON does not parse ({error.msg} at character {error.pos - start})") from None
-    while end < len(text) and text[end] in " \t\r\n":
-        end += 1
+    end = _skip_space(text, end)
     if not text.startswith(_CLOSE, end):
         raise ValueError(f"its JSON is not followed by {_CLOSE}")
     if not isinstance(call, dict):
@@ -87,7 +84,16 @@ def _parse_call(text: str, start: int) -> tuple[tuple[str, str], int]:
         raise ValueError('"name" must be the name of a tool')
     if not isinstance(arguments, dict):
         raise ValueError('"arguments" must be a JSON object')
-    return (name, json.dumps(arguments, ensure_ascii=False)), end + len(_CLOSE)
+    written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)  # 1e999 reads as infinity
+    if _SURROGATE.search(name + written):
+        raise ValueError("it holds half a surrogate pair, which is no character")
+    return (name, written), end + len(_CLOSE)
+
+
+def _skip_space(text: str, position: int) -> int:
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
 
 
 def format_call(name: str, arguments: str | Mapping[str, Any]) -> str:

@@ -3,8 +3,15 @@
 from gymnasium.envs.registration import register as _register
 
 
-def _register_env(name: str, entry_point: str) -> None:
-    _register(id=f"sparring/{name}", entry_point=f"sparring.envs.{entry_point}")
+def _register_env(env_id: str, module: str, name: str) -> None:
+    """Entry points are strings, so that nothing is imported before an environment is made."""
+    _register(
+        id=f"sparring/{env_id}",
+        entry_point=f"sparring.envs.{module}:{name}",
+        vector_entry_point=f"sparring.envs.{module}:make_vector",
+    )
 
 
-_register_env("Calculator-v0", "calculator:Calculator")
+_register_env("Calculator-v0", "calculator", "Calculator")
+_register_env("GSM8K-v0", "gsm8k", "GSM8K")
+_register_env("KeyLookup-v0", "key_lookup", "KeyLookup")
