@@ -1,0 +1,95 @@
+"""What goes into a loss and what comes out. An objective is a pure function between the two.
+
+Notation: μ is the behaviour policy, whose log-probability was recorded at sampling; π the policy being trained;
+A the advantage; M the loss terms (action tokens) of one micro-batch, S its sequences. An objective sees one micro-batch
+at a time but normalises by `Totals`, which count the whole step over all micro-batches and devices, before anything
+is rejected: the sum of the micro-batches' losses is the loss of the step, however it was split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sparring.types import Group
+
+__all__ = ["Advantage", "Loss", "LossInputs", "LossOutputs", "Metric", "Objective", "Totals"]
+
+Metric: TypeAlias = "tuple[Tensor, Tensor]"
+"""A sum and the count it is over: micro-batches and devices add both, the quotient is what is logged."""
+
+Credits: TypeAlias = "list[list[NDArray[np.float64]]]"
+Advantage: TypeAlias = "Callable[[Sequence[Group]], Credits]"
+"""For every group and every survivor in it, the advantage of each of its model turns, over all its sequences in order."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Size of the whole step: action tokens, sequences and groups of the episodes that did not fail."""
+
+    tokens: int
+    sequences: int
+    groups: int
+
+
+@dataclass(frozen=True, eq=False)
+class LossInputs:
+    """One micro-batch. All tensors are flat over its M loss terms but for the sizes.
+
+    Attributes:
+        logprobs: log π, with gradient.
+        behaviour: log μ.
+        advantages: A.
+        sequence: index 0..n_sequences-1 of the term's sequence; a sequence is never split over micro-batches.
+        lags: updates between the weights that sampled the token and the current ones.
+        proximal: log-probability under the weights at the start of the step, where the objective asks for it.
+        reference: log-probability under the reference model, where there is one.
+    """
+
+    logprobs: Tensor
+    behaviour: Tensor
+    advantages: Tensor
+    sequence: Tensor
+    n_sequences: int
+    lags: Tensor
+    totals: Totals
+    proximal: Tensor | None = None
+    reference: Tensor | None = None
+
+    def sequence_sum(self, values: Tensor) -> Tensor:
+        """(M,) -> (S,)."""
+        return values.new_zeros(self.n_sequences).index_add(0, self.sequence, values)
+
+    def sequence_mean(self, values: Tensor) -> Tensor:
+        """(M,) -> (S,), the mean over each sequence's loss terms."""
+        return self.sequence_sum(values) / self.sequence_sum(values.new_ones(values.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class LossOutputs:
+    """The micro-batch's share of the step's loss, and what is worth logging about it."""
+
+    loss: Tensor
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+
+Loss: TypeAlias = "Callable[[LossInputs], LossOutputs]"
+
+
+@dataclass(frozen=True)
+class Objective:
+    """An advantage and a loss under one name.
+
+    Attributes:
+        needs_proximal: the trainer computes log-probabilities of the whole step without gradient first.
+    """
+
+    name: str
+    advantage: Advantage
+    loss: Loss
+    needs_proximal: bool = False

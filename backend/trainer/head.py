@@ -1,0 +1,174 @@
+"""The language-model head on the trained positions alone, its logits never all there at once.
+
+`install_head(model)` gives a causal language model a second forward: `model(row=PackedRow)` returns `Scores`. It stays
+the model's own `forward`, so that wrappers around the model (DDP, FSDP2, PEFT) see the call.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sparring.backend.trainer.attention import TREE_ATTENTION, register_tree_attention
+from sparring.backend.trainer.packing import PackedRow
+from sparring.errors import ConfigError
+
+__all__ = ["Scores", "chunked_logprobs", "install_head"]
+
+# Logits of one chunk: 2^24 float32 are 64 MiB.
+_CHUNK_ELEMENTS = 1 << 24
+
+# What some architectures do to their logits beyond the head's product; scoring without it would be silently wrong.
+_LOGIT_EXTRAS = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """logprobs (M,) of the action tokens, with gradient; entropy (U,) of the scored distributions, without."""
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        inverse_temperature: Tensor,
+        term_row: Tensor,
+        targets: Tensor,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        hidden_c, weight_c = hidden.to(dtype), weight.to(dtype)
+        wide = torch.promote_types(torch.float32, hidden.dtype)
+        logprobs = torch.empty(targets.shape, dtype=wide, device=hidden.device)
+        lse = torch.empty(hidden.shape[0], dtype=wide, device=hidden.device)
+        entropy = torch.empty_like(lse)
+        for rows, terms in _chunks(hidden.shape[0], weight.shape[0], term_row):
+            logits = _logits(hidden_c[rows], weight_c, bias, inverse_temperature[rows], wide)
+            lse[rows] = logits.logsumexp(-1)
+            local = term_row[terms] - rows.start
+            logprobs[terms] = logits[local, targets[terms]] - lse[rows][local]
+            p = (logits - lse[rows, None]).exp_()
+            entropy[rows] = lse[rows] - torch.bmm(p.unsqueeze(1), logits.unsqueeze(2)).flatten()
+        ctx.save_for_backward(hidden, weight, bias, inverse_temperature, term_row, targets, lse)
+        ctx.dtype = dtype
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        hidden, weight, bias, inverse_temperature, term_row, targets, lse = ctx.saved_tensors
+        hidden_c, weight_c = hidden.to(ctx.dtype), weight.to(ctx.dtype)
+        wide = lse.dtype
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device) if ctx.needs_input_grad[1] else None
+        grad_bias = torch.zeros(weight.shape[0], dtype=wide, device=weight.device) if bias is not None else None
+        for rows, terms in _chunks(hidden.shape[0], weight.shape[0], term_row):
+            logits = _logits(hidden_c[rows], weight_c, bias, inverse_temperature[rows], wide)
+            local = term_row[terms] - rows.start
+            row_grad = torch.zeros(logits.shape[0], dtype=wide, device=grad.device).index_add_(0, local, grad[terms])
+            # d logp_t / d logits = 1[t] - p, summed over the terms of a row
+            grad_logits = logits.sub_(lse[rows, None]).exp_().mul_(-row_grad[:, None])
+            grad_logits.index_put_((local, targets[terms]), grad[terms], accumulate=True)
+            grad_logits.mul_(inverse_temperature[rows, None].to(wide))
+            small = grad_logits.to(ctx.dtype)
+            grad_hidden[rows] = (small @ weight_c).to(hidden.dtype)
+            if grad_weight is not None:
+                grad_weight += small.T @ hidden_c[rows]
+            if grad_bias is not None:
+                grad_bias += grad_logits.sum(0)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+
+
+def chunked_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    inverse_temperature: Tensor,
+    term_row: Tensor,
+    targets: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (M,) of `targets` under softmax(hidden[term_row] @ weight.T / temperature), and entropies (U,).
+
+    The softmax is in float32 (float64 for float64 input). `hidden` is (U, D), `weight` (V, D), `term_row` sorted or
+    not, (M,). `dtype` is that of the head's product; gradients come back in the types of their inputs. Backward computes the logits
+    again, so the peak is one chunk of them.
+    """
+    logprobs, entropy = _ChunkedLogprobs.apply(hidden, weight, bias, inverse_temperature, term_row, targets, dtype)
+    return logprobs, entropy
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, inverse_temperature: Tensor, wide: torch.dtype) -> Tensor:
+    logits = (hidden @ weight.T).to(wide)
+    if bias is not None:
+        logits += bias
+    return logits.mul_(inverse_temperature[:, None].to(wide))
+
+
+def _chunks(rows: int, vocabulary: int, term_row: Tensor) -> list[tuple[slice, Tensor]]:
+    """Slices of rows, each with the indices of the loss terms that read one of them."""
+    size = max(1, _CHUNK_ELEMENTS // vocabulary)
+    order = term_row.argsort(stable=True)
+    starts = list(range(0, rows, size))
+    bounds = torch.searchsorted(term_row[order], torch.tensor([*starts, rows], device=term_row.device)).tolist()
+    return [(slice(s, min(s + size, rows)), order[a:b]) for s, a, b in zip(starts, bounds, bounds[1:], strict=False)]
+
+
+def install_head(model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
+    """Give `model` the forward over packed rows, under autocast to `compute_dtype` where that is not the weights' own.
+
+    Raises:
+        ConfigError: the architecture scales or caps its logits, or mixes tokens by something else than attention.
+    """
+    text_config = model.config.get_text_config()
+    for name in _LOGIT_EXTRAS:
+        if getattr(text_config, name, None) not in (None, 1.0):
+            raise ConfigError(f"{type(model).__name__} changes its logits ({name}), which the trainer does not support yet")
+    layers = set(getattr(text_config, "layer_types", None) or []) - {"full_attention"}
+    if layers or getattr(text_config, "use_sliding_window", False):
+        raise ConfigError(
+            f"{type(model).__name__} has layers {sorted(layers) or ['sliding_attention']}; tree packing needs full "
+            "attention in every layer"
+        )
+    register_tree_attention()
+    model.set_attn_implementation(TREE_ATTENTION)
+    original = model.forward
+
+    @functools.wraps(type(model).forward)
+    def forward(self: PreTrainedModel, *args: Any, row: PackedRow | None = None, **kwargs: Any) -> Any:
+        if row is None:
+            return original(*args, **kwargs)
+        return _score(self, row, compute_dtype)
+
+    model.forward = types.MethodType(forward, model)
+
+
+def _score(model: PreTrainedModel, row: PackedRow, dtype: torch.dtype) -> Scores:
+    device_type = row.input_ids.device.type
+    autocast = torch.autocast(device_type, dtype=dtype, enabled=dtype in (torch.bfloat16, torch.float16))
+    with autocast:
+        hidden = model.base_model(
+            input_ids=row.input_ids[None], position_ids=row.position_ids[None], use_cache=False, tree=row.layout
+        ).last_hidden_state[0]
+    head: nn.Module = model.get_output_embeddings()
+    weight, bias = head.weight, getattr(head, "bias", None)
+    if hasattr(weight, "full_tensor"):  # FSDP2 shards it
+        weight = weight.full_tensor()
+        bias = bias.full_tensor() if bias is not None else None
+    head_dtype = dtype if device_type == "cpu" else torch.promote_types(torch.float32, weight.dtype)
+    with torch.autocast(device_type, enabled=False):
+        logprobs, entropy = chunked_logprobs(
+            hidden[row.scored], weight, bias, row.inverse_temperature, row.term_row, row.targets, head_dtype
+        )
+    return Scores(logprobs, entropy)

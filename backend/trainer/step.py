@@ -1,0 +1,105 @@
+"""From a batch of groups to the samples of one optimizer step, checked before any weight changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sparring.backend.objectives.base import LossInputs, Objective, Totals
+from sparring.backend.trainer.head import Scores
+from sparring.backend.trainer.packing import PackedRow, Sample
+from sparring.errors import TrainerError
+from sparring.types import Group, TokenSequence, Trajectory
+
+__all__ = ["Step", "loss_inputs", "make_sample", "make_step"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one optimizer step trains on. `samples[i].index == i`; `totals` normalise the loss."""
+
+    version: int
+    samples: tuple[Sample, ...]
+    totals: Totals
+
+
+def make_step(groups: Sequence[Group], version: int, objective: Objective) -> Step:
+    """Give every action token its advantage, lag and temperature.
+
+    Args:
+        version: of the trainer's weights.
+
+    Raises:
+        TrainerError: a reward or an advantage is not finite, or nothing is left to train; it names the episode.
+    """
+    credits = objective.advantage(groups)
+    samples: list[Sample] = []
+    for group, of_group in zip(groups, credits, strict=True):
+        for trajectory, of_turns in zip(group.survivors, of_group, strict=True):
+            done = 0
+            for sequence in trajectory.sequences:
+                advantages = of_turns[done : done + len(sequence.turns)]
+                done += len(sequence.turns)
+                if sequence.action_mask.any():
+                    samples.append(
+                        make_sample(sequence, advantages, version, index=len(samples), name=trajectory.episode_id)
+                    )
+            if done != len(of_turns):
+                raise TrainerError(f"{_who(trajectory)}: {len(of_turns)} advantages for {done} turns")
+    if not samples:
+        raise TrainerError(f"none of the {len(groups)} groups of this step has a trained token: did every episode fail?")
+    tokens = sum(int(s.action_mask.sum()) for s in samples)
+    return Step(version, tuple(samples), Totals(tokens=tokens, sequences=len(samples), groups=len(groups)))
+
+
+def make_sample(
+    sequence: TokenSequence, turn_advantages: Sequence[float] | np.ndarray, version: int, *, index: int = 0, name: str = ""
+) -> Sample:
+    """Spread what is known by turn over the tokens.
+
+    Raises:
+        TrainerError: an action token lies outside every turn, or its numbers are not finite.
+    """
+    n = len(sequence)
+    advantages, temperatures = np.zeros(n), np.ones(n, np.float32)
+    covered = np.zeros(n, bool)
+    for turn, advantage in zip(sequence.turns, turn_advantages, strict=True):
+        span = slice(turn.start, turn.end)
+        advantages[span], temperatures[span], covered[span] = advantage, turn.temperature or 1.0, True
+    actions = sequence.action_mask
+    who = f"episode {name or index}"
+    if (actions & ~covered).any():
+        where = int(np.flatnonzero(actions & ~covered)[0])
+        raise TrainerError(f"{who}: action token {where} lies outside every turn, so its temperature is unknown")
+    for what, values in (("advantage", advantages), ("behaviour log-probability", sequence.behaviour_logprobs)):
+        if not np.isfinite(values[actions]).all():
+            where = int(np.flatnonzero(actions & ~np.isfinite(values))[0])
+            raise TrainerError(f"{who}: the {what} of token {where} is {values[where]}")
+    # After a resume from an older checkpoint, a token may come from weights that were newer than the trainer's.
+    lags = np.abs(version - sequence.policy_versions)
+    return Sample(
+        sequence.token_ids, actions, sequence.behaviour_logprobs, advantages, lags, temperatures, index=index, name=name
+    )
+
+
+def loss_inputs(
+    row: PackedRow, scores: Scores, totals: Totals, proximal: torch.Tensor | None = None
+) -> LossInputs:
+    """One micro-batch as the objective sees it. `proximal` is (M,), in the order of the row's terms."""
+    return LossInputs(
+        logprobs=scores.logprobs,
+        behaviour=row.behaviour_logprobs,
+        advantages=row.advantages,
+        sequence=row.sequence,
+        n_sequences=len(row.sample_index),
+        lags=row.lags,
+        totals=totals,
+        proximal=proximal,
+    )
+
+
+def _who(trajectory: Trajectory) -> str:
+    return f"episode {trajectory.episode_id} ({trajectory.env_id}, {trajectory.task_id})"

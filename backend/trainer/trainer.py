@@ -1,0 +1,490 @@
+"""The trainer: TRL's AsyncGRPOTrainer with our construction, data, loss, checkpoints and evaluation.
+
+From TRL: the loop (transformers' Trainer underneath), the stream of named weights (FSDP2 gathered, LoRA merged), the
+order of a weight sync, and the two protocols. Ours: all else. `docs/design.md` lists it line by line, and a test holds
+the signatures of what is used, so that an upgrade of TRL says what moved.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from sparring.backend.objectives import Objective, load_objective
+from sparring.backend.trainer.checkpoint import checkpoint_step, latest_checkpoint, load_checkpoint, save_checkpoint
+from sparring.backend.trainer.head import install_head
+from sparring.backend.trainer.interrupt import InterruptGuard
+from sparring.backend.trainer.metrics import MetricsFile, StepMeter
+from sparring.backend.trainer.packing import pack, split_rows
+from sparring.backend.trainer.probe import DriftReport, probe
+from sparring.backend.trainer.step import Step, loss_inputs, make_step
+from sparring.config import RunConfig, SamplingConfig
+from sparring.errors import ConfigError, TrainerError
+from sparring.types import Group, TokenSequence, encode_trajectory
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # that it is experimental: TRL is pinned, and a test holds its signatures
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+
+__all__ = ["AgentTrainer", "BatchSource", "WeightPublisher", "load_policy"]
+
+_log = logging.getLogger(__name__)
+
+
+class BatchLike(Protocol):
+    @property
+    def groups(self) -> tuple[Group, ...]: ...
+    @property
+    def stats(self) -> Mapping[str, float]: ...
+
+
+class BatchSource(Protocol):
+    """Where groups come from: the rollout worker, or a list in a test. A TRL RolloutWorkerProtocol plus `next_batch`."""
+
+    rollout_buffer: Any
+    metrics_queue: Any
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def update_model_version(self, model_version: int) -> None: ...
+    def check_health(self, stale_after_s: float) -> None: ...
+    def next_batch(self, version: int, timeout_s: float) -> BatchLike: ...
+
+
+class WeightPublisher(Protocol):
+    """TRL's WeightTransferProtocol, plus the version that the weights sent next will carry, set by the trainer."""
+
+    version: int
+
+    def init_weight_transfer(self) -> None: ...
+    def pause(self) -> None: ...
+    def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None: ...
+    def resume(self) -> None: ...
+    def destroy(self) -> None: ...
+
+
+class AgentTrainer(AsyncGRPOTrainer):
+    """Trains a policy on batches of groups, one optimizer step a batch, and publishes its weights after each.
+
+    Args:
+        model_path: Hugging Face folder of the policy to start from.
+        source: gives the batches; started after the first publication and stopped at the end of `train`.
+        publisher: takes the weights.
+        run_dir: where checkpoints, `metrics.jsonl` and rejected batches go.
+        evaluate: called with the step before training, every `eval.every` steps and at the end.
+        on_step: called with every record of `metrics.jsonl`, for a live display.
+        probe_sequences: samples a few sequences from the engine, once its first weights are published: the trainer
+            compares log-probabilities, and refuses to start where they are too far apart.
+        objective: instead of the configuration's.
+
+    Raises:
+        ConfigError: the configuration cannot be trained; nothing has started.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        config: RunConfig,
+        source: BatchSource,
+        publisher: WeightPublisher,
+        *,
+        run_dir: Path,
+        evaluate: Callable[[int], Mapping[str, Any]] | None = None,
+        on_step: Callable[[Mapping[str, Any]], None] | None = None,
+        probe_sequences: Callable[[], Sequence[TokenSequence]] | None = None,
+        objective: Objective | None = None,
+        batch_timeout_s: float = 3600.0,
+    ) -> None:
+        refuse_truncated_sampling(config.sampling)
+        knobs = config.trainer
+        torch.set_num_threads(knobs.threads)
+        self.run_config = config
+        self.objective = objective or load_objective(config.objective.name, config.objective.kwargs)
+        random.seed(config.seed)
+        np.random.seed(config.seed)
+        torch.manual_seed(config.seed)
+        model, tokenizer = load_policy(model_path, config)
+        on_cpu = knobs.device == "cpu" or (knobs.device == "auto" and not torch.cuda.is_available())
+        args = AsyncGRPOConfig(
+            output_dir=str(run_dir),
+            max_steps=knobs.steps,
+            learning_rate=knobs.learning_rate,
+            max_grad_norm=knobs.max_grad_norm,
+            activation_checkpointing=knobs.gradient_checkpointing,
+            per_device_train_batch_size=1,
+            gradient_accumulation_steps=1,
+            token_budget=knobs.token_budget,
+            max_staleness=config.rollout.staleness,
+            use_cpu=on_cpu,
+            bf16=False,  # autocast is the head's own; accelerate's would convert outputs once more
+            seed=config.seed,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=knobs.learning_rate,
+            betas=knobs.adam_betas,
+            weight_decay=knobs.weight_decay,
+            fused=True,
+        )
+        warmup = knobs.warmup_steps
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)))
+        # The grandparent's constructor: AsyncGRPOTrainer's own asks CUDA for its name and a vLLM server for its size.
+        super(AsyncGRPOTrainer, self).__init__(
+            model=model,
+            args=args,
+            train_dataset=[],
+            processing_class=tokenizer,
+            optimizers=(optimizer, scheduler),
+        )
+        # What the inherited methods read.
+        self.args.ignore_data_skip = True
+        self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self._lora_sync = False
+        self.model_version = 0
+        self.vllm_client = None
+        main = self.accelerator.is_main_process
+        self.rollout_worker = source if main else None
+        self.weight_transfer = publisher if main else None
+        self._run_dir = Path(run_dir)
+        self._evaluate_policy = evaluate
+        self._on_step = on_step
+        self._probe_sequences = probe_sequences
+        self._batch_timeout_s = batch_timeout_s
+        self._resume_from: Path | None = None
+        self._guard = InterruptGuard()
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._record: dict[str, Any] = {}
+        self._groups: tuple[Group, ...] = ()
+        self._metrics_file: MetricsFile | None = None
+        self.drift: DriftReport | None = None
+        self.remove_callback(PrinterCallback)
+        self.add_callback(_LifeCycle(self))
+
+    def _send_telemetry(self) -> None:
+        """TRL's trainers report their construction to the hub; ours tells nobody."""
+
+    # ---- the run ----
+
+    def train(self, resume: bool = False, *, checkpoint_on_interrupt: bool = True) -> None:  # type: ignore[override]
+        """Run `trainer.steps` optimizer steps in all, from the newest checkpoint where `resume`.
+
+        Raises:
+            TrainerError: a batch cannot be trained, or a number is not finite; no weight has changed by it.
+            KeyboardInterrupt: after Ctrl-C, between two steps; a checkpoint is saved first where asked.
+        """
+        self._resume_from = latest_checkpoint(self._run_dir) if resume else None
+        if resume and self._resume_from is None:
+            raise TrainerError(f"nothing to resume: no checkpoint under {self._run_dir}")
+        with self._guard:
+            try:
+                super().train()
+            except KeyboardInterrupt:
+                self.model.zero_grad(set_to_none=True)
+                if checkpoint_on_interrupt and self.state.global_step > 0:
+                    self.save_checkpoint()
+                raise
+
+    def save_checkpoint(self) -> Path | None:
+        """Write a checkpoint of the steps done, atomically. None on ranks that do not write."""
+        if not self.accelerator.is_main_process:
+            return None
+        step = self.state.global_step
+        target = self._run_dir / f"checkpoint-{step}"
+        with self._timed("checkpoint"):
+            return save_checkpoint(
+                self._run_dir,
+                step,
+                self.accelerator.unwrap_model(self.model),
+                self.processing_class,
+                _plain(self.optimizer),
+                self.lr_scheduler,
+                keep=self.run_config.trainer.keep_checkpoints,
+            ) if not target.exists() else target
+
+    def publish(self) -> None:
+        """Send the weights to the engine as version `global_step`."""
+        with self._timed("publish"):
+            self.model_version = self.state.global_step - 1  # the sync adds one
+            if self.weight_transfer is not None:
+                self.weight_transfer.version = self.state.global_step
+            self._sync_weight()
+        self._metrics["train"].clear()  # TRL's own figures about the sync, kept until someone logs them
+
+    # ---- hooks of the loop ----
+
+    def _init_training_state(self, max_steps: int, num_update_steps_per_epoch: int, *rest: Any) -> tuple[int, int]:
+        out = super()._init_training_state(max_steps, num_update_steps_per_epoch, *rest)
+        if self._resume_from is not None:
+            self.state.global_step = checkpoint_step(self._resume_from)
+        return out
+
+    def _prepare_for_training(self, *args: Any) -> Any:
+        out = super()._prepare_for_training(*args)
+        if self._resume_from is not None:
+            load_checkpoint(
+                self._resume_from,
+                self.accelerator.unwrap_model(self.model),
+                _plain(self.optimizer),
+                self.lr_scheduler,
+            )
+        return out
+
+    def get_train_dataloader(self) -> Any:
+        return _Steps(self)
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Step], num_batches: int, device: Any) -> tuple[list[Step], None]:
+        return [next(epoch_iterator)], None
+
+    def training_step(self, model: Any, inputs: Step, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Forward and backward over all micro-batches of a step; the gradient is that of the step's loss."""
+        model.train()
+        budget, world = self.args.token_budget, self.accelerator.num_processes
+        rows = split_rows(inputs.samples, budget, at_least=world)
+        mine = rows[self.accelerator.process_index :: world]
+        meter = StepMeter()
+        loss = torch.zeros((), device=self.args.device)
+        forwarded = unpacked = 0
+        proximal = self._first_pass(model, mine) if self.objective.needs_proximal else [None] * len(mine)
+        with self._timed("train"):
+            # DDP averages over ranks and every rank must take part in its reduction: a rank without a row of its own
+            # runs the first row for nothing.
+            for i, samples in enumerate(mine or rows[:1]):
+                row = pack(samples).to(self.args.device)
+                last = i == max(len(mine), 1) - 1
+                with nullcontext() if last else self.accelerator.no_sync(model):
+                    scores = model(row=row)
+                    x = loss_inputs(row, scores, inputs.totals, proximal[i] if mine else None)
+                    out = self.objective.loss(x)
+                    self.accelerator.backward(out.loss * (world if mine else 0))
+                if mine:
+                    loss += out.loss.detach()
+                    meter.add(out.metrics)
+                    meter.observe(x, scores.entropy[row.term_row])
+                    forwarded, unpacked = forwarded + row.tokens, unpacked + row.unpacked_tokens
+                del scores, x, out
+        loss = self.accelerator.reduce(loss, reduction="sum")
+        meter.add({"packing": (torch.tensor(float(unpacked)), torch.tensor(float(forwarded)))})
+        states = gather_object([meter.state()]) if world > 1 else [meter.state()]
+        self._record |= {
+            "loss": float(loss),
+            "tokens/trained": inputs.totals.tokens,
+            "tokens/forwarded": sum(s["counts"]["packing"] for s in states),
+            "sequences": inputs.totals.sequences,
+            "groups": inputs.totals.groups,
+            "micro_batches": len(rows),
+            **meter.reduce(states),
+        }
+        return loss
+
+    @torch.no_grad()
+    def _first_pass(self, model: Any, rows: Sequence[Sequence[Any]]) -> list[torch.Tensor]:
+        with self._timed("first_pass"):
+            return [model(row=pack(samples).to(self.args.device)).logprobs for samples in rows]
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        norm = super()._clip_grad_norm(model)
+        self._record["grad_norm"] = float(norm)
+        odd = {k: v for k, v in self._record.items() if isinstance(v, float) and not np.isfinite(v)}
+        if odd:
+            where = self._keep_batch()
+            raise TrainerError(
+                f"step {self.state.global_step + 1}: not finite: {odd}. No weight has changed; the batch is in {where}"
+            )
+        return norm
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        return 0  # transformers would look for padded input ids
+
+    def _next_step(self) -> Step:
+        version = self.state.global_step
+        payload: list[Any] = [None]
+        if self.rollout_worker is not None:
+            try:
+                with self._timed("wait"):
+                    batch = self.rollout_worker.next_batch(version, self._batch_timeout_s)
+                payload = [(batch.groups, dict(batch.stats))]
+            except Exception as error:
+                if self.accelerator.num_processes == 1:
+                    raise
+                payload = [error]
+        if self.accelerator.num_processes > 1:
+            broadcast_object_list(payload, from_process=0)
+        if isinstance(payload[0], Exception):
+            raise payload[0]
+        self._groups, stats = payload[0]
+        step = make_step(self._groups, version, self.objective)
+        self._record = {"step": version + 1, "kind": "step", **stats}
+        return step
+
+    def _finish_step(self) -> None:
+        step = self.state.global_step
+        self._seconds["optimizer"] += time.perf_counter() - self._optimizer_began
+        self.publish()
+        every = self.run_config.trainer.checkpoint_every
+        if (every and step % every == 0) or step >= self.state.max_steps:
+            self.save_checkpoint()
+        busy = sum(self._seconds.values()) - self._seconds["wait"]
+        self._record |= {
+            **{f"time/{name}_s": round(s, 4) for name, s in self._seconds.items()},
+            "time/step_s": round(time.perf_counter() - self._step_began, 4),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "trainer/tokens_per_s": self._record["tokens/forwarded"] / max(self._seconds["train"], 1e-9),
+            "trainer/busy": busy / max(busy + self._seconds["wait"], 1e-9),
+        }
+        self._report(self._record)
+        self._guard.release()
+        every = self.run_config.eval.every
+        if (every and step % every == 0) or step >= self.state.max_steps:
+            self._evaluate_now(step)
+        self._seconds.clear()
+        self._step_began = time.perf_counter()
+
+    def _begin(self) -> None:
+        self._metrics_file = MetricsFile(
+            self._run_dir / "metrics.jsonl", self.state.global_step if self._resume_from else None
+        ) if self.accelerator.is_main_process else None
+        if self.weight_transfer is not None:
+            self.weight_transfer.init_weight_transfer()
+        self.publish()
+        if self._probe_sequences is not None and self.rollout_worker is not None:
+            self.drift = probe(self.model, self._probe_sequences(), self.run_config, device=self.args.device)
+        self._evaluate_now(self.state.global_step)
+        if self.rollout_worker is not None:
+            self.rollout_worker.start()
+        self._seconds.clear()
+        self._step_began = time.perf_counter()
+
+    def _evaluate_now(self, step: int) -> None:
+        if self._metrics_file is None or self._evaluate_policy is None or self._metrics_file.evaluated(step):
+            return
+        began = time.perf_counter()
+        result = self._evaluate_policy(step)
+        seconds = round(time.perf_counter() - began, 4)
+        self._report({"step": step, "kind": "evaluation", **result, "time/evaluate_s": seconds})
+
+    def _report(self, record: Mapping[str, Any]) -> None:
+        if self._metrics_file is None:
+            return
+        try:
+            self._metrics_file.write(record)
+        except TrainerError as error:
+            raise TrainerError(f"{error}; the batch is in {self._keep_batch()}") from error
+        if self._on_step is not None:
+            self._on_step(record)
+
+    def _keep_batch(self) -> Path:
+        """Write the batch in hand as encoded trajectories, one file each, for inspection."""
+        folder = self._run_dir / f"rejected-batch-{self.state.global_step + 1}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for i, trajectory in enumerate(t for g in self._groups for t in g.trajectories):
+            (folder / f"{i:04d}.trajectory").write_bytes(encode_trajectory(trajectory))
+        return folder
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[phase] += time.perf_counter() - began
+
+
+class _Steps:
+    """The data loader: one item an optimizer step, asked for when the step begins. No prefetch, so η = 0 works."""
+
+    def __init__(self, trainer: AgentTrainer) -> None:
+        self._trainer = trainer
+
+    def __iter__(self) -> Iterator[Step]:
+        while True:
+            yield self._trainer._next_step()
+
+
+class _LifeCycle(TrainerCallback):
+    """Where transformers' loop calls ours."""
+
+    def __init__(self, trainer: AgentTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._trainer._begin()
+        if state.global_step >= state.max_steps:
+            control.should_training_stop = True
+
+    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> None:
+        self._trainer._guard.hold()
+        self._trainer._optimizer_began = time.perf_counter()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._trainer._finish_step()
+
+
+def load_policy(model_path: str | Path, config: RunConfig) -> tuple[Any, Any]:
+    """The model with float32 master weights and the forward over packed rows, and its tokenizer.
+
+    Raises:
+        ConfigError: the folder cannot be loaded, or the architecture is not supported.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_path)
+        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"cannot load a causal language model from {model_path}: {error}") from error
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0  # the sampler has none: with it, the ratio would be noise
+    install_head(model, getattr(torch, config.trainer.dtype))
+    return model, tokenizer
+
+
+def refuse_truncated_sampling(sampling: SamplingConfig) -> None:
+    """Top-p, top-k and min-p sample from another distribution than the one that is trained.
+
+    Raises:
+        ConfigError: one of them is on.
+    """
+    on = {
+        name: value
+        for name, value, off in (
+            ("top_p", sampling.top_p, 1.0),
+            ("top_k", sampling.top_k, 0),
+            ("min_p", sampling.min_p, 0.0),
+        )
+        if value != off
+    }
+    if on:
+        what = ", ".join(f"sampling.{name}={value}" for name, value in on.items())
+        raise ConfigError(
+            f"{what}: a truncated sampling distribution gives recorded log-probabilities that the trainer's full "
+            "distribution never has, so every importance ratio would be biased. Leave top_p at 1, top_k at 0 and "
+            "min_p at 0, and lower sampling.temperature instead: it divides the logits in the loss too"
+        )
+
+
+def _plain(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer inside accelerate's wrapper."""
+    return getattr(optimizer, "optimizer", optimizer)
