@@ -1,0 +1,107 @@
+"""Runs inside the SGLang server's own Python, as a script: `python -P launcher.py <arguments of sglang.launch_server>`.
+
+It adds two things to the server, and imports nothing of sparring:
+
+- Which weights sampled each token. SGLang reports one `weight_version` a request, that of the moment it ends, but a
+  request may live through an update. A hook on the weight updates (SGLang's own plugin registry) notes, for every live
+  request, how many tokens it has by then; `meta_info.policy_versions` of each answer says the version of each token.
+- The server ends with the process that started it. Its standard input is a pipe from there; when that closes, the
+  whole process group is killed, so that no server is left holding the GPU after a crash.
+
+Scheduler processes are spawned and import this file as `__mp_main__`, so what stands at its top level runs there too.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+import threading
+from typing import Any
+
+INFO_KEY = "policy_versions"
+_UPDATES = ("disk", "tensor", "distributed", "ipc")
+
+
+class TokenVersions:
+    """The version of each token of a request, as a sequence that SGLang slices; what is kept are the changes alone."""
+
+    def __init__(self, version: int) -> None:
+        self._marks = [(0, version)]
+
+    def mark(self, tokens: int, version: int) -> None:
+        """From token number `tokens` on, the version is `version`."""
+        while self._marks and self._marks[-1][0] >= tokens:
+            self._marks.pop()
+        self._marks.append((tokens, version))
+
+    def __getitem__(self, span: slice) -> list[int]:
+        ends = [start for start, _ in self._marks[1:]] + [span.stop]
+        versions: list[int] = []
+        for (start, version), end in zip(self._marks, ends, strict=True):
+            versions += [version] * (min(end, span.stop) - max(start, span.start))
+        return versions
+
+
+class _Current:
+    version = 0
+
+
+def _begin_request(_result: None, request: Any, *_args: Any, **_kwargs: Any) -> None:
+    request.customized_info = {INFO_KEY: TokenVersions(_Current.version)}
+
+
+def _update(original: Any, updater: Any, message: Any) -> Any:
+    import torch
+
+    torch.cuda.synchronize()  # a forward pass that was launched before the pause still reads the old weights
+    result = original(updater, message)
+    if result.success and (message.weight_version or "").isdecimal():
+        _Current.version = int(message.weight_version)
+        mark_requests(updater.scheduler, _Current.version)
+    return result
+
+
+def mark_requests(scheduler: Any, version: int) -> None:
+    """Note for every live request that its next token is of `version`.
+
+    A batch whose result the scheduler has launched and not yet looked at gave each of its requests one more token of
+    the old weights, except those whose prompt is not through.
+    """
+    pending = [batch for batch, _ in getattr(scheduler, "result_queue", ())]
+    batches = [scheduler.running_batch, scheduler.last_batch, *pending]
+    live = {id(request): request for batch in batches if batch is not None for request in batch.reqs}
+    live |= {id(request): request for request in scheduler.waiting_queue}
+    if scheduler.chunked_req is not None:
+        live[id(scheduler.chunked_req)] = scheduler.chunked_req
+    launched = {id(request) for batch in pending for request in batch.reqs if request is not scheduler.chunked_req}
+    for key, request in live.items():
+        request.customized_info[INFO_KEY].mark(len(request.output_ids) + (key in launched), version)
+
+
+def _register_hooks() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register("sglang.srt.managers.schedule_batch.Req.__init__", _begin_request, HookType.AFTER)
+    for source in _UPDATES:
+        HookRegistry.register(
+            "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+            f".update_weights_from_{source}",
+            _update,
+            HookType.AROUND,
+        )
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ in ("__main__", "__mp_main__"):
+    _register_hooks()
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    sys.argv[0] = "sglang.launch_server"
+    runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=False)

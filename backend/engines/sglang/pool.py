@@ -1,0 +1,184 @@
+"""Several servers as one engine: a request goes where its prefix is cached unless that server is much busier."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparring.backend.engines.base import (
+    Chunk,
+    Completion,
+    Engine,
+    EngineHealth,
+    PauseMode,
+    SamplingParams,
+    WeightSource,
+)
+from sparring.errors import EngineError
+
+__all__ = ["EnginePool"]
+
+_PREFIX_TOKENS = 64  # requests of one group, and turns of one episode, agree on so many tokens
+_REMEMBERED = 65536
+_IMBALANCE = 1.25
+_SLACK = 8
+
+
+@dataclass(eq=False)
+class _Member:
+    """`fault` is why no request goes there; a member that missed an update comes back with the next one."""
+
+    engine: Engine
+    load: int = 0
+    fault: str | None = None
+
+
+class EnginePool(Engine):
+    """Routes to the member that saw the request's prefix, else to the least loaded one.
+
+    A member that fails is taken out, and its unfinished `generate` requests go to another; it comes back when its
+    health check passes and it holds the current weights. With no member left, requests fail.
+    """
+
+    def __init__(self, engines: Sequence[Engine], *, check_every_s: float = 5.0) -> None:
+        if not engines:
+            raise ValueError("a pool needs at least one engine")
+        self._members = [_Member(engine) for engine in engines]
+        self._homes: OrderedDict[object, _Member] = OrderedDict()
+        self._check_every_s = check_every_s
+        self._checking: asyncio.Task[None] | None = None
+        self.version = 0
+
+    async def start(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for member in self._members:
+                    tasks.create_task(member.engine.start())
+        except* EngineError as errors:
+            await self.stop()
+            raise EngineError("; ".join(str(error) for error in errors.exceptions)) from errors
+        versions = {member.engine.version for member in self._members}
+        if len(versions) > 1:
+            await self.stop()
+            raise EngineError(f"the servers of the pool hold different weights: versions {sorted(versions)}")
+        self.version = versions.pop()
+        self._checking = asyncio.get_running_loop().create_task(self._check_forever())
+
+    async def stop(self) -> None:
+        if self._checking is not None:
+            self._checking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._checking
+            self._checking = None
+        await asyncio.gather(*(member.engine.stop() for member in self._members))
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: SamplingParams, *, session_id: str | None = None
+    ) -> Completion:
+        while True:
+            member = self._route(token_ids, session_id)
+            member.load += 1
+            try:
+                return await member.engine.generate(token_ids, sampling, session_id=session_id)
+            except EngineError as error:
+                if await self._healthy(member):
+                    raise  # the request is at fault, and would be elsewhere too
+                self._take_out(member, error)
+            finally:
+                member.load -= 1
+
+    async def stream(
+        self, token_ids: Sequence[int], sampling: SamplingParams, *, session_id: str | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        member = self._route(token_ids, session_id)
+        member.load += 1
+        try:
+            stream = member.engine.stream(token_ids, sampling, session_id=session_id)
+            async with aclosing(stream) as chunks:  # type: ignore[type-var]  # every engine's stream is a generator
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            member.load -= 1
+
+    async def release(self, session_id: str) -> None:
+        home = self._homes.pop(session_id, None)
+        if home is not None:
+            await home.engine.release(session_id)
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        await self._everywhere(lambda engine: engine.pause(mode))
+
+    async def update_weights(self, version: int, source: WeightSource) -> None:
+        shared = source if isinstance(source, Path) else list(source)
+        for member in self._members:
+            if member.fault is not None and await self._healthy(member):
+                member.fault = None  # back for these weights: it missed earlier ones
+        await self._everywhere(lambda engine: engine.update_weights(version, shared))
+        self.version = version
+
+    async def resume(self) -> None:
+        await self._everywhere(lambda engine: engine.resume())
+
+    async def health(self) -> EngineHealth:
+        live = self._live()
+        states = await asyncio.gather(*(member.engine.health() for member in live))
+        faults = [member.fault for member in self._members if member.fault is not None]
+        return EngineHealth(
+            ok=not faults and all(state.ok for state in states),
+            version=self.version,
+            running=sum(state.running for state in states),
+            waiting=sum(state.waiting for state in states),
+            detail="; ".join([*faults, *(state.detail for state in states if state.detail)]),
+        )
+
+    def _live(self) -> list[_Member]:
+        live = [member for member in self._members if member.fault is None]
+        if not live:
+            raise EngineError("no server of the pool is left: " + "; ".join(str(m.fault) for m in self._members))
+        return live
+
+    def _route(self, token_ids: Sequence[int], session_id: str | None) -> _Member:
+        live = self._live()
+        least = min(live, key=lambda member: member.load)
+        key = session_id if session_id is not None else hash(tuple(token_ids[:_PREFIX_TOKENS]))
+        home = self._homes.get(key)
+        if home is None or home.fault is not None or home.load > least.load * _IMBALANCE + _SLACK:
+            home = self._homes[key] = least
+        self._homes.move_to_end(key)
+        if len(self._homes) > _REMEMBERED:
+            self._homes.popitem(last=False)
+        return home
+
+    async def _everywhere(self, act: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+        live = self._live()
+        results = await asyncio.gather(*(act(member.engine) for member in live), return_exceptions=True)
+        for member, result in zip(live, results, strict=True):
+            if isinstance(result, EngineError):
+                self._take_out(member, result)
+            elif isinstance(result, BaseException):
+                raise result
+        self._live()
+
+    def _take_out(self, member: _Member, error: EngineError) -> None:
+        member.fault = f"server {self._members.index(member)} was taken out: {error}"
+
+    async def _healthy(self, member: _Member) -> bool:
+        try:
+            return (await member.engine.health()).ok
+        except EngineError:
+            return False
+
+    async def _check_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._check_every_s)
+            for member in self._members:
+                healthy = await self._healthy(member)
+                if not healthy and member.fault is None:
+                    self._take_out(member, EngineError("its health check failed"))
+                elif healthy and member.fault is not None and member.engine.version == self.version:
+                    member.fault = None

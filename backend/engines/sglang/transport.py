@@ -1,0 +1,115 @@
+"""HTTP to one SGLang server: keep-alive, a deadline on everything, and what a lost connection means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import aiohttp
+
+from sparring.errors import EngineError
+
+__all__ = ["Transport"]
+
+# The server (uvicorn) closes a connection that idled for 5 s; a client that keeps one as long loses requests to that.
+_KEEPALIVE_S = 2.0
+_RETRIES = 3
+_DROPPED = (aiohttp.ClientError, TimeoutError)
+_MAX_EVENT_BYTES = 64 * 2**20
+
+
+class Transport:
+    """One pool of connections to `url`, made on the event loop that uses it first."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+    async def get(self, path: str, *, deadline_s: float) -> Any:
+        return await self._call("GET", path, None, deadline_s)
+
+    async def post(self, path: str, body: Mapping[str, Any], *, deadline_s: float) -> Any:
+        """The JSON that the server answers, of an error status too (SGLang explains itself there); None if no JSON.
+
+        A request whose connection dropped before the first byte of an answer is sent again: the server closed an idle
+        connection that we were about to use. Nothing has been delivered then, so nothing happens twice.
+
+        Raises:
+            EngineError: no connection, or no answer within `deadline_s` seconds.
+        """
+        return await self._call("POST", path, body, deadline_s)
+
+    async def stream(self, path: str, body: Mapping[str, Any], *, deadline_s: float) -> AsyncGenerator[Any, None]:
+        """The JSON objects of a server-sent event stream; `deadline_s` bounds the silence between two of them."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=deadline_s)
+        begun = False
+        for attempt in range(_RETRIES + 1):
+            try:
+                async with self._connected().post(
+                    self.url + path, json=body, timeout=timeout, read_bufsize=_MAX_EVENT_BYTES
+                ) as response:
+                    if response.content_type == "application/json":
+                        yield await response.json()
+                        return
+                    async for line in response.content:
+                        begun = True
+                        if not line.startswith(b"data:"):
+                            continue
+                        data = line[5:].strip()
+                        if data == b"[DONE]":
+                            return
+                        yield json.loads(data)
+                    raise EngineError(f"the stream of {self.url}{path} ended early: is the server being stopped?")
+            except _DROPPED as error:
+                if begun or attempt == _RETRIES or not _may_retry(error):
+                    raise self._lost(path, error, deadline_s) from error
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> Any:
+        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=min(10.0, deadline_s))
+        for attempt in range(_RETRIES + 1):
+            try:
+                async with self._connected().request(
+                    method, self.url + path, json=body, timeout=timeout
+                ) as response:
+                    raw = await response.read()
+            except _DROPPED as error:
+                if attempt == _RETRIES or not _may_retry(error):
+                    raise self._lost(path, error, deadline_s) from error
+                continue
+            try:
+                return json.loads(raw)
+            except ValueError:
+                if response.status >= 400:
+                    said = raw[:200].decode(errors="replace")
+                    raise EngineError(f"{self.url}{path} answered {response.status}: {said!r}") from None
+                return None
+        raise AssertionError("unreachable")
+
+    def _connected(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise EngineError(f"the connection to {self.url} was closed")
+        if self._session is None:
+            # Requests wait in the server, which schedules them; a limit here would only hide them from it.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
+            self._session = aiohttp.ClientSession(connector=connector)
+        return self._session
+
+    def _lost(self, path: str, error: BaseException, deadline_s: float) -> EngineError:
+        if isinstance(error, TimeoutError):
+            return EngineError(f"{self.url}{path} gave no answer in {deadline_s:g} s")
+        if isinstance(error, aiohttp.ClientConnectorError):
+            return EngineError(f"no server answers at {self.url}: {error}")
+        return EngineError(f"{self.url}{path} dropped the connection: {error or type(error).__name__}")
+
+
+def _may_retry(error: BaseException) -> bool:
+    """Whether a connection that had been made was lost, as against none being made, or an answer breaking off."""
+    return not isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ClientPayloadError, TimeoutError))

@@ -1,0 +1,226 @@
+"""A Hugging Face causal model that reads and writes a `SlotCache`, and whose weights can be exchanged whole."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+
+from sparring.backend.engines.packed_linear import PackedLinear, can_pack
+from sparring.backend.engines.slot_cache import Feed, SlotCache
+from sparring.errors import EngineError
+
+__all__ = ["SlotModel"]
+
+_ATTENTION = "sparring_slots"
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias")  # arguments of attentions that a plain softmax does not meet
+_PROBE_TOKENS = 24
+# Mean difference to the model's own attention, as a share of the logits' spread: rounding stays far below, and an
+# attention that is something else lies far above.
+_PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
+
+
+class SlotModel:
+    """Logits for flat batches of `Feed`s, at the last token of each."""
+
+    def __init__(self, source: str | Path | PreTrainedModel, *, slots: int, rows: int, max_length: int,
+                 dtype: torch.dtype, device: torch.device, row_by_row: bool = False) -> None:  # fmt: skip
+        """A model object is copied: what its owner does to it later does not reach the engine.
+
+        Args:
+            rows: tokens that a forward pass usually has; `slots` and `row_by_row` as in `SlotCache`.
+
+        Raises:
+            EngineError: the folder cannot be loaded, or the architecture is not one whose attention takes our mask.
+        """
+        self.device, self.dtype = device, dtype
+        model = copy.deepcopy(source) if isinstance(source, PreTrainedModel) else _load(source, dtype)
+        _check_architecture(model, max_length)
+        self._model = model.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        self.model_type: str = model.config.model_type
+        self.vocabulary: int = model.get_input_embeddings().weight.shape[0]
+        self._plain = {name: parameter for name, parameter in model.named_parameters()}
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in self._plain.items()}
+        self._tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+        self._packed: dict[str, list[PackedLinear]] = {}
+        self.cache = _Shapes()  # the first forward pass tells what the real one must hold
+        expected = self._probe_own_attention()
+        model.set_attn_implementation(_ATTENTION)
+        if can_pack(device, dtype):
+            self._pack(rows)
+        self._call(expected[0].tolist(), range(_PROBE_TOKENS), [0])
+        self.cache = SlotCache(slots=slots, length=max_length, dtype=dtype, device=device, row_by_row=row_by_row,
+                               **self.cache.found(self.model_type))  # fmt: skip
+        self._probe_slots(*expected)
+
+    def forward(self, feeds: Sequence[Feed]) -> Tensor:
+        """One pass over all tokens of the feeds, those of one token first. Returns logits `[len(feeds), V]`."""
+        self.cache.plan(feeds)
+        tokens: list[int] = []
+        positions: list[int] = []
+        last: list[int] = []
+        for feed in feeds:
+            tokens += feed.token_ids
+            positions += range(feed.start, feed.start + len(feed.token_ids))
+            last.append(len(tokens) - 1)
+        return self._call(tokens, positions, last)
+
+    def check_weights(self, names: Iterable[str]) -> None:
+        """Every parameter once, and none that the model does not have; copies of tied ones may be there or not.
+
+        Raises:
+            EngineError: naming what is unknown or missing.
+        """
+        given = set(names)
+        missing = sorted(self.shapes.keys() - given)
+        unknown = sorted(given - self.shapes.keys() - self._tied)
+        if missing or unknown:
+            raise EngineError(
+                f"new weights do not fit a model of type {self.model_type}: "
+                f"{len(missing)} missing {missing[:3]}, {len(unknown)} unknown {unknown[:3]}; "
+                "names are those of named_parameters() of its AutoModelForCausalLM. The old weights stay"
+            )
+
+    @torch.inference_mode()
+    def load_weights(self, source: Iterable[tuple[str, Tensor]]) -> None:
+        """Replace all weights at once, from tensors of any floating type on any device.
+
+        Raises:
+            EngineError: a name is unknown or missing, or a shape differs; nothing has changed then.
+        """
+        staged = {name: tensor.to(self.device, self.dtype) for name, tensor in source}
+        self.check_weights(staged)
+        for name, shape in self.shapes.items():
+            if tuple(staged[name].shape) != shape:
+                raise EngineError(
+                    f"new weights for {name} have shape {tuple(staged[name].shape)}, the model's have {shape}: "
+                    "they are of another model. The old weights stay"
+                )
+        for name in self.shapes:
+            if name in self._plain:
+                self._plain[name].copy_(staged[name])
+            for linear in self._packed.get(name, ()):
+                linear.pack(staged[name])
+
+    @staticmethod
+    def read_folder(folder: str | Path, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Named parameters of a Hugging Face folder."""
+        yield from ((name, p.data) for name, p in _load(folder, dtype).named_parameters())
+
+    @torch.inference_mode()
+    def _call(self, tokens: Sequence[int], positions: Sequence[int], last: Sequence[int]) -> Tensor:
+        output = self._model(
+            input_ids=torch.tensor([tokens], device=self.device),
+            position_ids=torch.tensor([positions], device=self.device),
+            use_cache=False,
+            logits_to_keep=torch.tensor(last, device=self.device),
+            slot_cache=self.cache,
+        )
+        return output.logits[0]
+
+    def _pack(self, rows: int) -> None:
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        for module in list(self._model.modules()):
+            for child_name, child in list(module.named_children()):
+                if type(child) is nn.Linear:
+                    packed = PackedLinear(child, rows)
+                    setattr(module, child_name, packed)
+                    self._packed.setdefault(names[id(child.weight)], []).append(packed)
+        used = {id(parameter) for parameter in self._model.parameters()}
+        for name in [n for n, p in self._plain.items() if n in self._packed and id(p) not in used]:
+            del self._plain[name]  # an embedding that a head is tied to stays
+
+    @torch.inference_mode()
+    def _probe_own_attention(self) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(0, self.vocabulary, (_PROBE_TOKENS,), generator=generator)
+        logits = self._model(input_ids=tokens[None].to(self.device), use_cache=False).logits[0]
+        return tokens, logits[-4:].float()
+
+    def _probe_slots(self, tokens: Tensor, expected: Tensor) -> None:
+        """Start a sequence in slot 0, extend it, decode it, and compare with the model's own attention."""
+        ids = tokens.tolist()
+        rows = [
+            self.forward([Feed(0, start, ids[start:end])])[-1].float()
+            for start, end in ((0, 10), (10, 21), (21, 22), (22, 23), (23, 24))
+        ]
+        difference = (torch.stack(rows[1:]) - expected).abs().mean() / expected.std().clamp(min=1e-6)
+        self.cache.clear()
+        if not difference < _PROBE_TOLERANCE[self.dtype]:
+            raise EngineError(
+                f"a model of type {self.model_type} answers differently through the slot cache "
+                f"(by {difference:.2g} of its logits' spread): its attention is more than a causal mask. "
+                "Use engine.type=sglang for it"
+            )
+
+
+class _Shapes:
+    """Stands in for the cache in the first forward pass, and notes what each layer stores."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, int, int]] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        self._seen[layer] = (key.shape[1], key.shape[3], value.shape[3])
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+    def found(self, model_type: str) -> dict[str, int]:
+        if len(set(self._seen.values())) != 1 or set(self._seen) != set(range(len(self._seen))):
+            raise EngineError(
+                f"the embedded engine cannot run a model of type {model_type}: its layers store different things "
+                f"({sorted(set(self._seen.values()))}). Use engine.type=sglang for it"
+            )
+        heads, key_dim, value_dim = self._seen[0]
+        return {"layers": len(self._seen), "heads": heads, "key_dim": key_dim, "value_dim": value_dim}
+
+
+def _slot_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+                    scaling: float | None = None, slot_cache: Any = None, **kwargs: Any) -> tuple[Tensor, None]:  # fmt: skip
+    """transformers' attention interface: `[1, heads, N, D]` in, `[1, N, heads, D]` out."""
+    for name in _UNSUPPORTED:
+        if kwargs.get(name) is not None:
+            raise EngineError(f"the embedded engine cannot run attention with {name!r}. Use engine.type=sglang")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return slot_cache.attend(module.layer_idx, query, key, value, scaling), None
+
+
+AttentionInterface.register(_ATTENTION, _slot_attention)
+
+
+def _load(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"cannot load a causal language model from {path}: {error}") from error
+
+
+def _check_architecture(model: PreTrainedModel, max_length: int) -> None:
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None)
+    slides = "sliding_attention" in kinds or (not kinds and window is not None)
+    problem = None
+    if model.config.is_encoder_decoder:
+        problem = "it has an encoder"
+    elif kinds - {"full_attention", "sliding_attention"}:
+        problem = f"it has layers of kind {sorted(kinds - {'full_attention', 'sliding_attention'})}"
+    elif slides and (window is None or window < max_length):
+        problem = f"its attention slides over {window} tokens, fewer than the context of {max_length}"
+    elif not getattr(model, "_supports_attention_backend", False):
+        problem = "its attention takes no implementation from outside"
+    if problem:
+        raise EngineError(
+            f"the embedded engine cannot run a model of type {model.config.model_type}: {problem}. "
+            "Use engine.type=sglang for it"
+        )
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and max_length > limit:
+        raise EngineError(
+            f"model.max_length={max_length} is more than the {limit} positions of a model of type "
+            f"{model.config.model_type}: lower it to {limit} at most"
+        )
