@@ -103,7 +103,7 @@ def describe(run: dict[str, Any]) -> str:
 
     return (
         f"seed {run['seed']}: {share(run['before'])} -> {share(run['after'])}, training {run['train_s']:.0f} s, "
-        f"whole run {run['total_s']:.0f} s, peak {run['peak_gib']:.2f} GiB, version lag ≤ {run['max_lag']}"
+        f"whole run {run['wall_s']:.0f} s, peak {run['peak_gib']:.2f} GiB, version lag ≤ {run['max_lag']}"
     )
 
 

@@ -26,7 +26,7 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "busy": ("sampler/busy", "{:.0%}"),
     "trainer tok/s": ("trainer/tokens_per_s", "{:.0f}"),
     "busy ": ("trainer/busy", "{:.0%}"),
-    "|Δlogp|": ("drift/mean", "{:.4f}"),
+    "ess": ("ess", "{:.2f}"),
     "dropped": ("groups/dropped", "{:.0f}"),
     "failed": ("failures", "{:.0f}"),
     "s": ("time/step_s", "{:.1f}"),
@@ -67,6 +67,9 @@ class Display:
             self._console.print(text, highlight=False)
 
     def step(self, metrics: Mapping[str, Any]) -> None:
+        """Show a record of `metrics.jsonl`; evaluations come through `evaluation`."""
+        if metrics["kind"] != "step":
+            return
         self._rows.append(metrics)
         self._status = f"training, step {metrics['step']:.0f} of {self._total}"
         if self._live:

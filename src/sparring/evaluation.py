@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from sparring.types import Trajectory
 
-__all__ = ["EvalSummary", "success", "summarise", "wilson_interval"]
+__all__ = ["EvalEpisode", "EvalSummary", "read_episodes", "summarise", "wilson_interval", "write_episodes"]
 
 _Z_95 = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class EvalEpisode:
+    """One held-out task as played. `reward` is None where the episode failed: that is neither a success nor a miss.
+
+    `solved`: the reward part 'exact' where the environment gives one, else a reward of 1 or more.
+    """
+
+    episode_id: str
+    task_id: str
+    reward: float | None
+    solved: bool
+    turns: int
+    messages: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> EvalEpisode:
+        reward = trajectory.reward
+        solved = reward is not None and trajectory.reward_parts.get("exact", reward) >= 1.0
+        return cls(
+            trajectory.episode_id, trajectory.task_id, reward, solved, trajectory.usage.turns, trajectory.messages
+        )
 
 
 @dataclass(frozen=True)
@@ -29,24 +55,24 @@ class EvalSummary:
     reward: float
 
 
-def success(trajectory: Trajectory) -> bool:
-    """Whether the task was solved: the reward part 'exact' where there is one, else a reward of 1 or more."""
-    if trajectory.reward is None:
-        raise ValueError(f"episode {trajectory.episode_id} failed; it is neither a success nor a miss")
-    return trajectory.reward_parts.get("exact", trajectory.reward) >= 1.0
-
-
-def summarise(step: int, trajectories: Sequence[Trajectory]) -> EvalSummary:
+def summarise(step: int, episodes: Sequence[EvalEpisode]) -> EvalSummary:
     """Summary of one evaluation; of no finished episode, everything is NaN."""
-    finished = [t for t in trajectories if not t.failed]
-    if not finished:
-        return EvalSummary(step, 0, len(trajectories), math.nan, math.nan, math.nan, math.nan)
-    solved = sum(success(t) for t in finished)
-    low, high = wilson_interval(solved, len(finished))
-    reward = sum(t.reward or 0.0 for t in finished) / len(finished)
-    return EvalSummary(
-        step, len(finished), len(trajectories) - len(finished), solved / len(finished), low, high, reward
-    )
+    rewards = [e.reward for e in episodes if e.reward is not None]
+    failed = len(episodes) - len(rewards)
+    if not rewards:
+        return EvalSummary(step, 0, failed, math.nan, math.nan, math.nan, math.nan)
+    solved = sum(e.solved for e in episodes)
+    low, high = wilson_interval(solved, len(rewards))
+    return EvalSummary(step, len(rewards), failed, solved / len(rewards), low, high, sum(rewards) / len(rewards))
+
+
+def write_episodes(path: Path, episodes: Sequence[EvalEpisode]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(vars(episode)) + "\n" for episode in episodes))
+
+
+def read_episodes(path: Path) -> list[EvalEpisode]:
+    return [EvalEpisode(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,18 +29,13 @@ class RunDirectory:
         return self.root / "buffer.sqlite"
 
     @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
     def metrics(self) -> Path:
         """One JSON object a step."""
         return self.root / "metrics.jsonl"
 
-    @property
-    def evaluations(self) -> Path:
-        """One JSON object an evaluation."""
-        return self.root / "evaluations.jsonl"
+    def evaluation(self, step: int) -> Path:
+        """The held-out episodes at one step: one JSON object a task."""
+        return self.root / "evaluations" / f"step-{step:06d}.jsonl"
 
     @property
     def warm_start(self) -> Path:
@@ -57,8 +53,13 @@ class RunDirectory:
 
     @property
     def summary(self) -> Path:
-        """Written last: a run that has it is finished."""
+        """Written last."""
         return self.root / "summary.json"
+
+    @property
+    def finished_steps(self) -> int:
+        """Steps of the finished run in here; 0 where none is finished."""
+        return json.loads(self.summary.read_text())["steps"] if self.summary.is_file() else 0
 
     @classmethod
     def open(cls, loaded: LoadedConfig, *, resume: bool) -> RunDirectory:

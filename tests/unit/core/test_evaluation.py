@@ -4,14 +4,17 @@ import math
 
 import pytest
 
-from sparring.evaluation import success, summarise, wilson_interval
+from sparring.evaluation import EvalEpisode, read_episodes, summarise, wilson_interval, write_episodes
 from sparring.types import Failure, StopReason, Trajectory
 
 
-def episode(reward, **parts) -> Trajectory:
+def episode(reward, **parts) -> EvalEpisode:
     failure = Failure("engine", "died") if reward is None else None
     reason = StopReason.FAILED if failure else StopReason.FINISHED
-    return Trajectory("e", "g", "env", "t", 0, (), reward, reason, reward_parts=parts, failure=failure)
+    messages = ({"role": "user", "content": "how many?"},)
+    return EvalEpisode.of(
+        Trajectory("e", "g", "env", "t", 0, (), reward, reason, reward_parts=parts, failure=failure, messages=messages)
+    )
 
 
 def test_published_values_of_the_wilson_interval():
@@ -32,10 +35,18 @@ def test_an_evaluation_where_all_failed_has_no_rate():
 
 
 def test_the_part_exact_decides_where_there_is_one():
-    assert not success(episode(1.5, exact=0.0))
-    assert success(episode(1.0))
-    with pytest.raises(ValueError, match="failed"):
-        success(episode(None))
+    assert not episode(1.5, exact=0.0).solved
+    assert episode(1.0).solved
+    assert not episode(None).solved
+
+
+def test_episodes_are_read_back_as_written(tmp_path):
+    episodes = [episode(1.0), episode(None)]
+    write_episodes(tmp_path / "evaluations" / "step.jsonl", episodes)
+    again = read_episodes(tmp_path / "evaluations" / "step.jsonl")
+    assert [(e.reward, e.solved, list(e.messages)) for e in again] == [
+        (e.reward, e.solved, list(e.messages)) for e in episodes
+    ]
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 0), (3, 2), (-1, 2)])

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from sparring.errors import ConfigError
 from sparring.plugins import load_attribute
 

@@ -1,0 +1,98 @@
+"""What a run says at its end: the table before and after, one task's conversation before and after, and the files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sparring.curve import plot_curve
+from sparring.evaluation import EvalEpisode, EvalSummary, read_episodes, summarise
+from sparring.run_dir import RunDirectory
+
+__all__ = ["print_report", "write_report"]
+
+
+def write_report(directory: RunDirectory, title: str, *, staleness: int, wall_s: float) -> None:
+    """Write the curve and, last, the summary, from the run's own files.
+
+    Args:
+        wall_s: seconds since this process began the run or went on with it.
+    """
+    records = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+    steps = [r for r in records if r["kind"] == "step"]
+    evaluated = [r["step"] for r in records if r["kind"] == "evaluation"]
+    episodes = {step: read_episodes(directory.evaluation(step)) for step in evaluated}
+    summaries = [summarise(step, episodes[step]) for step in evaluated]
+    first, last = summaries[0], summaries[-1]
+    plot_curve(directory.curve, title, [r["step"] for r in steps], [r["reward"] for r in steps], summaries)
+    summary = {
+        "steps": last.step,
+        "before": dataclasses.asdict(first),
+        "after": dataclasses.asdict(last),
+        "apart": last.low > first.high,
+        "train_s": sum(r["time/step_s"] for r in steps),
+        "wall_s": wall_s,
+        "staleness": staleness,
+        "max_lag": int(max(r["lag/max"] for r in steps)),
+        "episodes": int(sum(r["episodes"] for r in steps)),
+        "failures": int(sum(r["failures"] for r in steps)),
+        "conversation": _conversation(episodes[first.step], episodes[last.step]),
+    }
+    directory.summary.write_text(json.dumps(summary, indent=1))
+
+
+def print_report(console: Console, directory: RunDirectory) -> None:
+    """Print the summary of a finished run."""
+    summary = json.loads(directory.summary.read_text())
+    for when, lines in summary["conversation"].items():
+        console.print(f"\nOne held-out task, {when} training:", style="bold", highlight=False)
+        for line in lines:
+            console.print(Text(f"  {line}"))
+    table = Table("held-out tasks", "solved", "95% interval", "mean reward", "tasks", "failed", box=None)
+    for when in ("before", "after"):
+        evaluation = EvalSummary(**summary[when])
+        table.add_row(
+            f"{when} (step {evaluation.step})",
+            f"{evaluation.success:.1%}",
+            f"{evaluation.low:.1%} to {evaluation.high:.1%}",
+            f"{evaluation.reward:.3f}",
+            str(evaluation.episodes),
+            str(evaluation.failed),
+        )
+    console.print()
+    console.print(table)
+    console.print(
+        f"\ntraining took {summary['train_s']:.0f} s for {summary['steps']} steps, evaluations and start-up aside "
+        f"({summary['wall_s']:.0f} s with them)\n"
+        f"the version lag was at most {summary['max_lag']} (bound η = {summary['staleness']}); "
+        f"{summary['episodes']} episodes, {summary['failures']} failed attempts\n"
+        f"files: {directory.model}/ (Hugging Face folder), {directory.metrics}, {directory.curve}\n"
+        f"every episode: sparring view {directory.root}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _conversation(before: Sequence[EvalEpisode], after: Sequence[EvalEpisode]) -> Mapping[str, list[str]]:
+    """The same task before and after: one that was missed and is now solved, if there is one."""
+    pairs = [(b, a) for b, a in zip(before, after, strict=True) if b.reward is not None and a.reward is not None]
+    pairs.sort(key=lambda pair: (pair[0].solved, not pair[1].solved))
+    return {"before": _exchange(pairs[0][0]), "after": _exchange(pairs[0][1])} if pairs else {}
+
+
+def _exchange(episode: EvalEpisode) -> list[str]:
+    """The task and what the model said to it; worked examples in the prompt are left out."""
+    spoken = [i for i, message in enumerate(episode.messages) if message["role"] == "assistant"]
+    start = spoken[-episode.turns] - 1 if 0 < episode.turns <= len(spoken) else 0
+    return [*map(_line, episode.messages[max(start, 0) :]), f"reward {episode.reward:g}"]
+
+
+def _line(message: Mapping[str, Any]) -> str:
+    calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls") or ()]
+    return f"{message['role']}: " + " ".join(filter(None, [message.get("content"), *calls]))

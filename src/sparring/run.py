@@ -1,0 +1,246 @@
+"""One training run: wires environment, agent, gateway, engine, buffer and trainer together, and owns their end."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from sparring.agents.native import NativePolicy
+from sparring.agents.policy import Policy
+from sparring.agents.runner import make_env, make_runner
+from sparring.config import RunConfig
+from sparring.config_file import LoadedConfig
+from sparring.display import Display
+from sparring.errors import ConfigError, TaskError
+from sparring.evaluation import EvalEpisode, summarise, write_episodes
+from sparring.plugins import load_attribute
+from sparring.report import print_report, write_report
+from sparring.run_dir import RunDirectory
+
+if TYPE_CHECKING:
+    from sparring.backend.engines.base import Engine, SamplingParams
+    from sparring.backend.gateway import ChatFormat
+    from sparring.types import TokenSequence
+
+__all__ = ["train"]
+
+_DEMONSTRATIONS = 512
+_PROBE_TASKS = 8
+
+
+def train(loaded: LoadedConfig, *, resume: bool = False) -> int:
+    """Run to the end, or to Ctrl-C, after which `resume` goes on. Returns the exit status.
+
+    Raises:
+        SparringError: what ended the run; its folder stays resumable.
+    """
+    directory = RunDirectory.open(loaded, resume=resume)
+    console = Console() if Console().is_terminal else Console(width=160)
+    if directory.finished_steps < loaded.config.trainer.steps:
+        _set_thread_environment(loaded.config)
+        try:
+            with _sigterm_as_interrupt(), ExitStack() as stack:
+                _Run(loaded.config, directory, console, stack).play(resume=resume)
+        except KeyboardInterrupt:
+            console.print(f"stopped; the same command with --resume goes on with the run in {directory.root}")
+            return 130
+    print_report(console, directory)
+    return 0
+
+
+class _Run:
+    """The parts of one run. `stack` ends them, in the reverse order of their making."""
+
+    def __init__(self, config: RunConfig, directory: RunDirectory, console: Console, stack: ExitStack) -> None:
+        from sparring.backend.buffer import TrajectoryBuffer
+        from sparring.backend.gateway import ChatFormat, Recorder
+        from sparring.backend.models import resolve_model
+        from sparring.backend.rollout import RolloutWorker, TaskSampler
+
+        self.config, self.directory, self.console = config, directory, console
+        env = make_env(config.env.id, config.env.kwargs)
+        stack.callback(env.close)
+        self.train_tasks = env.task_ids("train")
+        self.held_out = _held_out_tasks(env.task_ids(config.eval.split), config)
+        sampler = TaskSampler(config.env.id, self.train_tasks, group_size=config.rollout.group_size, seed=config.seed)
+        policy = _make_policy(config)
+        console.print(f"run folder {directory.root}; preparing the model {config.model.path}", highlight=False)
+        model = resolve_model(config.model.path)
+        self.chat = ChatFormat.load(
+            model, tool_template=config.model.tool_template, tool_format=config.model.tool_format
+        )
+        self.model = self._warm_started(model) if config.warm_start.steps else model
+        self.engine = _make_engine(config, self.model)
+        buffer = TrajectoryBuffer.open(directory.buffer)
+        stack.callback(buffer.close)
+        self.worker = RolloutWorker(
+            engine=self.engine,
+            recorder=Recorder(self.engine, self.chat, _sampling(config), max_length=config.model.max_length),
+            run_episode=make_runner(
+                config.env.id,
+                config.env.kwargs,
+                policy,
+                max_turns=config.rollout.max_turns,
+                timeout_s=config.rollout.episode_timeout_s,
+            ),
+            sampler=sampler,
+            config=config.rollout,
+            buffer=buffer,
+        )
+        stack.callback(self.worker.stop)
+        self.display = stack.enter_context(Display(config.trainer.steps, console))
+
+    def play(self, *, resume: bool) -> None:
+        from sparring.backend.trainer.trainer import AgentTrainer
+        from sparring.backend.weights import WeightPublisher
+
+        began = time.monotonic()
+        self.display.status("starting the engine and the trainer")
+        trainer = AgentTrainer(
+            self.model,
+            self.config,
+            source=self.worker,
+            publisher=WeightPublisher(self.worker, self.engine),
+            run_dir=self.directory.root,
+            evaluate=self._evaluate,
+            on_step=self.display.step,
+            probe_sequences=self._probe_sequences,
+        )
+        trainer.train(resume=resume)
+        self.display.status("writing the trained model")
+        trainer.save_model(str(self.directory.model))
+        _write_template(self.directory.model, self.chat)
+        title = f"{self.config.model.path} on {self.config.env.id}"
+        write_report(
+            self.directory, title, staleness=self.config.rollout.staleness, wall_s=time.monotonic() - began
+        )
+
+    def _evaluate(self, step: int) -> Mapping[str, Any]:
+        """Greedy, on held-out tasks; the trainer waits, so that all of it is of one version."""
+        self.display.status(f"evaluating {len(self.held_out)} held-out tasks at step {step}")
+        trajectories = self.worker.evaluate(
+            self.held_out,
+            split=self.config.eval.split,
+            sampling=dataclasses.replace(_sampling(self.config), temperature=0.0),
+            version=step,
+        )
+        episodes = [EvalEpisode.of(trajectory) for trajectory in trajectories]
+        write_episodes(self.directory.evaluation(step), episodes)
+        summary = summarise(step, episodes)
+        self.display.evaluation(summary)
+        return {key: value for key, value in vars(summary).items() if key != "step"}
+
+    def _probe_sequences(self) -> Sequence[TokenSequence]:
+        """What the engine samples, as training will sample it, for the trainer to score."""
+        self.display.status("probing: do the trainer and the engine agree on log-probabilities?")
+        trajectories = self.worker.evaluate(
+            self.train_tasks[:_PROBE_TASKS], split="train", sampling=_sampling(self.config), version=0
+        )
+        return [sequence for trajectory in trajectories for sequence in trajectory.sequences]
+
+    def _warm_started(self, model: Path) -> Path:
+        """The model after supervised steps on the environment's demonstrations; made once, kept in the run folder."""
+        from sparring.backend.trainer.checkpoint import save_model
+        from sparring.backend.trainer.trainer import load_policy
+        from sparring.backend.trainer.warm_start import warm_start
+        from sparring.demonstrations import record_demonstrations
+
+        folder, knobs = self.directory.warm_start, self.config.warm_start
+        if (folder / "config.json").is_file():
+            return folder
+        tasks = [self.train_tasks[i] for i in range(min(len(self.train_tasks), _DEMONSTRATIONS))]
+        self.console.print(f"warm start: {knobs.steps} supervised steps on {len(tasks)} demonstrations")
+        sequences = asyncio.run(record_demonstrations(self.config, self.chat, tasks, self.config.seed))
+        policy, tokenizer = load_policy(model, self.config)
+        losses = warm_start(
+            policy,
+            sequences,
+            steps=knobs.steps,
+            lr=knobs.learning_rate,
+            batch_size=knobs.batch_size,
+            token_budget=self.config.trainer.token_budget,
+            seed=self.config.seed,
+        )
+        self.console.print(f"warm start: loss {losses[0]:.3f} -> {losses[-1]:.3f} nats a token")
+        half_made = folder.with_suffix(".partial")
+        save_model(half_made, policy, tokenizer)
+        half_made.rename(folder)
+        return folder
+
+
+def _held_out_tasks(task_ids: Sequence[str], config: RunConfig) -> Sequence[str]:
+    if not task_ids:
+        raise TaskError(f"eval.split={config.eval.split!r} of {config.env.id} has no tasks to evaluate on")
+    return [task_ids[i] for i in range(min(len(task_ids), config.eval.tasks))]
+
+
+def _make_policy(config: RunConfig) -> Policy:
+    if config.agent.policy == "native":
+        return NativePolicy()
+    return load_attribute(config.agent.policy, "agent.policy")(**config.agent.kwargs)
+
+
+def _make_engine(config: RunConfig, model: Path) -> Engine:
+    knobs = config.engine
+    if knobs.type != "torch":
+        raise ConfigError(f"engine.type={knobs.type!r} is not there yet; 'torch' is")
+    make: Any
+    if knobs.in_process:
+        from sparring.backend.engines.torch_engine import TorchEngine as make
+    else:
+        from sparring.backend.engines.process_engine import ProcessEngine as make
+    return make(
+        model,
+        slots=knobs.slots,
+        max_length=config.model.max_length,
+        dtype=knobs.dtype,
+        device=knobs.device,
+        threads=knobs.threads,
+        deterministic=knobs.deterministic,
+        seed=config.seed,
+    )
+
+
+def _sampling(config: RunConfig) -> SamplingParams:
+    from sparring.backend.engines.base import SamplingParams
+
+    return SamplingParams(**config.sampling.model_dump())
+
+
+def _write_template(folder: Path, chat: ChatFormat) -> None:
+    """The chat template that the model was trained with goes with it."""
+    (folder / "chat_template.jinja").write_text(chat.template)
+
+
+def _set_thread_environment(config: RunConfig) -> None:
+    """Before torch is imported: its threads, those of two processes, must not spin on each other's cores."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(config.trainer.threads))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """A scheduler's SIGTERM ends the run as Ctrl-C does: resumable."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
