@@ -1,0 +1,200 @@
+"""The SGLang engine over HTTP, against a server whose tokens are scripted."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sparring.backend.engines.base import SamplingParams
+from sparring.backend.engines.sglang import SGLangEngine
+from sparring.errors import EngineError
+
+COUNT = lambda prompt: range(prompt[-1] + 1, 10**6)  # noqa: E731  # goes on counting, so a cut request shows
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def test_a_completion_has_the_tokens_logprobs_and_versions_of_the_server(scripted_sglang):
+    async with scripted_sglang(COUNT) as (engine, _inner, fake):
+        completion = await engine.generate([1, 2], SamplingParams(max_new_tokens=3))
+    assert completion.token_ids == [3, 4, 5]
+    assert completion.logprobs == [-0.5] * 3
+    assert completion.policy_versions == [0, 0, 0]
+    assert completion.finish_reason == "length"
+    assert fake.bodies[0]["extra_key"] == "v0"
+
+
+async def test_a_stream_gives_each_token_once_and_then_the_completion(scripted_sglang):
+    async with scripted_sglang(COUNT) as (engine, *_):
+        chunks = [chunk async for chunk in engine.stream([1], SamplingParams(max_new_tokens=4))]
+    assert [token for chunk in chunks for token in chunk.token_ids] == [2, 3, 4, 5]
+    assert chunks[-1].completion is not None
+    assert chunks[-1].completion.token_ids == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("reports_versions", [True, False], ids=["hooked server", "plain server"])
+@pytest.mark.parametrize("streamed", [True, False], ids=["stream", "generate"])
+async def test_a_request_that_lives_through_an_update_has_each_tokens_version(
+    scripted_sglang, tiny_qwen3, reports_versions, streamed
+):
+    async with scripted_sglang(COUNT, reports_versions=reports_versions, latency_s=0.002) as (engine, inner, fake):
+
+        async def ask():
+            if not streamed:
+                return await engine.generate([1], SamplingParams(max_new_tokens=60))
+            return [chunk async for chunk in engine.stream([1], SamplingParams(max_new_tokens=60))][-1].completion
+
+        asking = asyncio.create_task(ask())
+        await until(lambda: inner._running)
+        await engine.pause("keep")
+        await engine.update_weights(7, tiny_qwen3)
+        await engine.resume()
+        completion = await asking
+        assert await engine.health()
+    assert completion.token_ids == list(range(2, 62)), "no token lost or said twice"
+    assert completion.policy_versions == sorted(completion.policy_versions)
+    assert set(completion.policy_versions) <= {0, 7}
+    assert completion.policy_versions[-1] == 7
+    assert inner.version == engine.version == 7
+    if not reports_versions:
+        assert [body["extra_key"] for body in fake.bodies] == ["v0", "v7"]
+
+
+async def test_an_abort_ends_what_runs_and_lets_the_next_request_wait(scripted_sglang):
+    async with scripted_sglang(COUNT, latency_s=0.002) as (engine, inner, _):
+        running = asyncio.create_task(engine.generate([1], SamplingParams(max_new_tokens=10**5)))
+        await until(lambda: inner._running)
+        await engine.pause("abort")
+        assert (await running).finish_reason == "aborted"
+        waiting = asyncio.create_task(engine.generate([1], SamplingParams(max_new_tokens=2)))
+        await until(lambda: engine._waiting)
+        assert (await engine.health()).waiting == 1
+        await engine.resume()
+        assert (await waiting).token_ids == [2, 3]
+
+
+async def test_a_caller_that_leaves_aborts_its_request_on_the_server(scripted_sglang):
+    async with scripted_sglang(COUNT, latency_s=0.002) as (engine, inner, _):
+        asking = asyncio.create_task(engine.generate([1], SamplingParams(max_new_tokens=10**5)))
+        await until(lambda: inner._running)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await until(lambda: not inner._running)
+
+
+async def test_closing_a_stream_aborts_its_request_on_the_server(scripted_sglang):
+    async with scripted_sglang(COUNT, latency_s=0.002) as (engine, inner, _):
+        stream = engine.stream([1], SamplingParams(max_new_tokens=10**5))
+        await anext(stream)
+        await stream.aclose()
+        await until(lambda: not inner._running)
+
+
+async def test_new_tensors_reach_the_server_in_its_own_dtype_and_leave_no_copy_behind(scripted_sglang, tiny_qwen3):
+    tensors = {name: tensor + 1 for name, tensor in load_file(tiny_qwen3 / "model.safetensors").items()}
+    async with scripted_sglang(COUNT) as (engine, inner, _):
+        await engine.update_weights(1, tensors.items())
+        (version, folder), = inner.updates
+    assert version == 1
+    assert not Path(folder).exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("model.norm.weight"), "missing ['model.norm.weight']"),
+        (lambda t: t.update(stranger=torch.zeros(1)), "unknown ['stranger']"),
+        (lambda t: t.update({"model.norm.weight": torch.zeros(3)}), "has shape [3]"),
+    ],
+    ids=["missing", "unknown", "shape"],
+)
+async def test_weights_that_do_not_fit_are_refused_before_the_server_sees_them(scripted_sglang, tiny_qwen3, change, said):
+    tensors = load_file(tiny_qwen3 / "model.safetensors")
+    change(tensors)
+    async with scripted_sglang(COUNT) as (engine, inner, _):
+        with pytest.raises(EngineError) as refusal:
+            await engine.update_weights(1, tensors.items())
+        assert said in str(refusal.value)
+        assert inner.updates == []
+        assert engine.version == 0
+
+
+async def test_a_tied_head_may_be_among_the_tensors(scripted_sglang, tiny_qwen3):
+    tensors = load_file(tiny_qwen3 / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    async with scripted_sglang(COUNT) as (engine, *_):
+        await engine.update_weights(1, tensors.items())
+        assert engine.version == 1
+
+
+async def test_a_cut_distribution_asks_for_its_own_logprobs(scripted_sglang):
+    async with scripted_sglang(COUNT) as (engine, _inner, fake):
+        await engine.generate([1], SamplingParams(max_new_tokens=2, top_p=0.9))
+    assert fake.bodies[0]["return_sampling_mask"] is True
+    assert fake.bodies[0]["sampling_params"]["top_k"] > 10**6, "SGLang gives them with a finite top_k alone"
+
+
+async def test_a_seed_is_refused_where_the_server_would_ignore_it(scripted_sglang):
+    async with scripted_sglang(COUNT, seeds=False) as (engine, *_):
+        with pytest.raises(EngineError, match=r"engine\.deterministic=true"):
+            await engine.generate([1], SamplingParams(max_new_tokens=2, seed=1))
+
+
+async def test_a_prompt_that_fills_the_context_is_refused(scripted_sglang):
+    async with scripted_sglang(COUNT, max_length=4) as (engine, *_):
+        with pytest.raises(EngineError, match="leaves no room in a context of 4"):
+            await engine.generate([1, 2, 3, 4], SamplingParams())
+
+
+async def test_a_dying_engine_behind_the_server_is_an_error_for_those_who_wait(scripted_sglang):
+    async with scripted_sglang(COUNT, latency_s=0.002) as (engine, inner, _):
+        asking = asyncio.create_task(engine.generate([1], SamplingParams(max_new_tokens=10**5)))
+        await until(lambda: inner._running)
+        inner.crash("the GPU fell off")
+        with pytest.raises(EngineError, match="the GPU fell off"):
+            await asking
+
+
+async def test_stop_fails_what_is_pending(scripted_sglang):
+    async with scripted_sglang(COUNT, latency_s=0.002) as (engine, inner, _):
+        asking = asyncio.create_task(engine.generate([1], SamplingParams(max_new_tokens=10**5)))
+        await until(lambda: inner._running)
+        await engine.stop()
+        with pytest.raises(EngineError):
+            await asking
+        with pytest.raises(EngineError, match="was stopped"):
+            await engine.generate([1], SamplingParams())
+
+
+async def test_nothing_at_the_address_is_said(tiny_qwen3):
+    engine = SGLangEngine(tiny_qwen3, url="http://127.0.0.1:9", max_length=100)
+    with pytest.raises(EngineError, match="no server answers at http://127.0.0.1:9"):
+        await engine.start()
+
+
+async def test_another_model_on_the_server_is_refused(scripted_sglang, tiny_qwen3, tmp_path):
+    config = (tiny_qwen3 / "config.json").read_text().replace("Qwen3ForCausalLM", "LlamaForCausalLM")
+    (tmp_path / "config.json").write_text(config)
+    (tmp_path / "model.safetensors").symlink_to(tiny_qwen3 / "model.safetensors")
+    async with scripted_sglang(COUNT) as (engine, *_):
+        other = SGLangEngine(tmp_path, url=engine.url, max_length=100)
+        with pytest.raises(EngineError, match="holds Qwen3ForCausalLM .* this run is LlamaForCausalLM"):
+            await other.start()
+
+
+async def test_weights_that_someone_else_published_are_a_fault(scripted_sglang, tiny_qwen3):
+    async with scripted_sglang(COUNT) as (engine, *_):
+        other = SGLangEngine(tiny_qwen3, url=engine.url, max_length=100)
+        await other.start()
+        await other.update_weights(9, tiny_qwen3)
+        health = await engine.health()
+        assert not health.ok
+        assert "holds weights 9, not 0" in health.detail
+        await other.stop()

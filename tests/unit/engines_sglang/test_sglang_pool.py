@@ -1,0 +1,79 @@
+import asyncio
+
+import pytest
+
+from sparring.backend.engines.base import SamplingParams
+from sparring.backend.engines.scripted import ScriptedEngine
+from sparring.backend.engines.sglang import EnginePool
+from sparring.errors import EngineError
+
+ONE = SamplingParams(max_new_tokens=1)
+
+
+def engines(n, **options):
+    return [ScriptedEngine(lambda _prompt: range(100), **options) for _ in range(n)]
+
+
+async def test_requests_of_one_prefix_share_a_server_and_others_spread():
+    members = engines(2)
+    pool = EnginePool(members)
+    await pool.start()
+    await asyncio.gather(*(pool.generate([group, *range(70), member], ONE) for group in range(4) for member in range(2)))
+    homes = [{call.prompt[0] for call in member.log} for member in members]
+    assert homes[0] & homes[1] == set()
+    assert {len(home) for home in homes} == {2}
+    await pool.stop()
+
+
+async def test_a_server_that_is_much_busier_loses_its_prefix():
+    members = engines(2, latency_s=0.001)
+    pool = EnginePool(members)
+    await pool.start()
+    await asyncio.gather(*(pool.generate([1], SamplingParams(max_new_tokens=5)) for _ in range(40)))
+    assert min(len(member.log) for member in members) > 5
+    await pool.stop()
+
+
+async def test_a_dead_server_is_taken_out_and_its_requests_move():
+    members = engines(2, latency_s=0.001)
+    pool = EnginePool(members, check_every_s=60)
+    await pool.start()
+    asking = [asyncio.create_task(pool.generate([n], SamplingParams(max_new_tokens=20))) for n in range(6)]
+    await asyncio.sleep(0)
+    members[0].crash("killed")
+    assert [len((await task).token_ids) for task in asking] == [20] * 6
+    health = await pool.health()
+    assert not health.ok
+    assert "server 0 was taken out: killed" in health.detail
+    await pool.stop()
+
+
+async def test_with_no_server_left_requests_fail_with_the_reasons():
+    members = engines(1)
+    pool = EnginePool(members)
+    await pool.start()
+    members[0].crash("killed")
+    with pytest.raises(EngineError, match="no server of the pool is left.*killed"):
+        await pool.generate([1], ONE)
+    await pool.stop()
+
+
+async def test_a_bad_request_is_the_callers_and_takes_nobody_out():
+    pool = EnginePool(engines(2, max_length=2))
+    await pool.start()
+    with pytest.raises(EngineError, match="leaves no room"):
+        await pool.generate([1, 2, 3], ONE)
+    assert (await pool.health()).ok
+    await pool.stop()
+
+
+async def test_an_update_reaches_every_server():
+    members = engines(3)
+    pool = EnginePool(members)
+    await pool.start()
+    await pool.pause()
+    await pool.update_weights(4, iter([("w", None)]))
+    await pool.resume()
+    assert [member.updates for member in members] == [[(4, ["w"])]] * 3
+    assert pool.version == 4
+    await pool.stop()
