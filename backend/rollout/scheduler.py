@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import textwrap
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -272,8 +273,12 @@ def _first_leaf(error: BaseException) -> Exception:
 
 
 def _sample(group: StoredGroup) -> str:
-    """One line on a group's rewards, and the last message of its first episode."""
+    """A group's rewards and failures, and the end of one of its conversations."""
     trajectories = [m.trajectory for m in group.members]
     rewards = [f"{t.reward:g}" if t.failure is None else f"{t.failure.kind}: {t.failure.message}" for t in trajectories]
-    last = next((t.messages[-1] for t in trajectories if t.messages), None)
-    return f"  {group.spec.group_id}, task {group.spec.task_id}: rewards {rewards}; last message: {str(last)[:500]}"
+    lines = [f"group {group.spec.group_id}, task {group.spec.task_id}, rewards {', '.join(rewards)}"]
+    messages = next((t.messages for t in trajectories if t.messages), ())
+    for message in messages[-4:]:
+        text = message["content"] or str(message.get("tool_calls", ""))
+        lines.append(f"    {message['role']}: {textwrap.shorten(text, 300)}")
+    return "\n".join(lines)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from sparring.backend.buffer import BufferView, GroupSpec, TrajectoryBuffer
 from sparring.errors import BufferStateError
 from sparring.types import EpisodeSpec, Failure, StopReason, TokenSequence, Trajectory, Turn, Usage

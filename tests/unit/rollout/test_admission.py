@@ -4,6 +4,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from sparring.backend.rollout import Admission, capacity
 from sparring.config import RolloutConfig
 from sparring.errors import ConfigError

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sparring.backend.buffer import StoredTrajectory
 from sparring.backend.rollout.selection import has_signal, lag, trajectory_lag
 from sparring.types import StopReason, TokenSequence, Trajectory
