@@ -25,7 +25,7 @@ class WorkerClient(Engine):
         self._failure: str | None = "the engine was not started: await start() first"
         self._ids = itertools.count()
         self._requests: dict[int, asyncio.Queue[dict[str, Any]]] = {}
-        self._replies: dict[int, asyncio.Future[None]] = {}
+        self._replies: dict[int, asyncio.Future[Any]] = {}
         self._updating = asyncio.Lock()
 
     @abstractmethod
@@ -33,8 +33,8 @@ class WorkerClient(Engine):
         """Hand a command to the worker, without waiting."""
 
     @abstractmethod
-    def _status(self) -> dict[str, Any]:
-        """The worker's latest status."""
+    async def _status(self) -> dict[str, Any]:
+        """The worker's status now, without waiting for its step to end."""
 
     async def stream(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session_id: str | None = None
@@ -64,7 +64,7 @@ class WorkerClient(Engine):
 
     async def health(self) -> EngineHealth:
         self._check()
-        status = self._status()
+        status = await self._status()
         return EngineHealth(True, self.version, status["running"], status["waiting"])
 
     async def stats(self) -> dict[str, float]:
@@ -74,7 +74,7 @@ class WorkerClient(Engine):
         seconds in steps, `prefill_computed` and `prefill_reused` prompt tokens, `evictions` of kept sessions, `pauses`.
         """
         self._check()
-        stats = dict(self._status()["stats"])
+        stats = dict((await self._status())["stats"])
         stats["occupancy"] = stats["occupied_rows"] / max(stats["steps"], 1)
         return stats
 
@@ -102,7 +102,7 @@ class WorkerClient(Engine):
             if self._requests.pop(request_id, None) is not None and self._failure is None:
                 self._send({"op": "abort", "id": request_id})
 
-    async def _call(self, command: dict[str, Any], deadline_s: float = _REPLY_DEADLINE_S) -> None:
+    async def _call(self, command: dict[str, Any], deadline_s: float = _REPLY_DEADLINE_S) -> Any:
         self._check()
         call_id = next(self._ids)
         reply = asyncio.get_running_loop().create_future()
@@ -110,7 +110,7 @@ class WorkerClient(Engine):
         self._send({**command, "id": call_id})
         try:
             async with asyncio.timeout(deadline_s):
-                await reply
+                return await reply
         except TimeoutError:
             raise EngineError(
                 f"the engine did not answer {command['op']!r} within {deadline_s:.0f} s: it hangs; restart it"
@@ -128,7 +128,7 @@ class WorkerClient(Engine):
                     if "error" in event:
                         reply.set_exception(EngineError(event["error"]))
                     else:
-                        reply.set_result(None)
+                        reply.set_result(event.get("value"))
             elif event["id"] in self._requests:
                 self._requests[event["id"]].put_nowait(event)
 

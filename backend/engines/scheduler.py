@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -154,10 +153,7 @@ class Scheduler:
         began = time.perf_counter()
         self._admit()
         feeds = self._feeds()
-        if self._deterministic:
-            logits = self._exact(feeds)
-        else:
-            logits = self.model.forward([feed for _, feed in feeds])
+        logits = self._exact(feeds) if self._deterministic else self.model.forward([feed for _, feed in feeds])
         events = self._advance(feeds, logits)
         self.stats["steps"] += 1
         self.stats["busy_s"] += time.perf_counter() - began

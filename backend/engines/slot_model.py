@@ -41,21 +41,22 @@ class SlotModel:
         self.device, self.dtype = device, dtype
         model = copy.deepcopy(source) if isinstance(source, PreTrainedModel) else _load(source, dtype)
         _check_architecture(model, max_length)
-        self._model = model.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        model.to(device=device, dtype=dtype)  # type: ignore[call-arg]  # its decorator loses the signature
+        self._model = model.eval().requires_grad_(False)
         self.model_type: str = model.config.model_type
-        self.vocabulary: int = model.get_input_embeddings().weight.shape[0]
-        self._plain = {name: parameter for name, parameter in model.named_parameters()}
+        self.vocabulary: int = model.config.get_text_config().vocab_size
+        self._plain = dict(model.named_parameters())
         self.shapes = {name: tuple(parameter.shape) for name, parameter in self._plain.items()}
-        self._tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+        self.tied = set(getattr(model, "all_tied_weights_keys", None) or ())
         self._packed: dict[str, list[PackedLinear]] = {}
-        self.cache = _Shapes()  # the first forward pass tells what the real one must hold
         expected = self._probe_own_attention()
         model.set_attn_implementation(_ATTENTION)
         if can_pack(device, dtype):
             self._pack(rows)
-        self._call(expected[0].tolist(), range(_PROBE_TOKENS), [0])
+        shapes = _Shapes()
+        self._call(expected[0].tolist(), range(_PROBE_TOKENS), [0], shapes)
         self.cache = SlotCache(slots=slots, length=max_length, dtype=dtype, device=device, row_by_row=row_by_row,
-                               **self.cache.found(self.model_type))  # fmt: skip
+                               **shapes.found(self.model_type))  # fmt: skip
         self._probe_slots(*expected)
 
     def forward(self, feeds: Sequence[Feed]) -> Tensor:
@@ -68,7 +69,7 @@ class SlotModel:
             tokens += feed.token_ids
             positions += range(feed.start, feed.start + len(feed.token_ids))
             last.append(len(tokens) - 1)
-        return self._call(tokens, positions, last)
+        return self._call(tokens, positions, last, self.cache)
 
     def check_weights(self, names: Iterable[str]) -> None:
         """Every parameter once, and none that the model does not have; copies of tied ones may be there or not.
@@ -78,7 +79,7 @@ class SlotModel:
         """
         given = set(names)
         missing = sorted(self.shapes.keys() - given)
-        unknown = sorted(given - self.shapes.keys() - self._tied)
+        unknown = sorted(given - self.shapes.keys() - self.tied)
         if missing or unknown:
             raise EngineError(
                 f"new weights do not fit a model of type {self.model_type}: "
@@ -93,7 +94,7 @@ class SlotModel:
         Raises:
             EngineError: a name is unknown or missing, or a shape differs; nothing has changed then.
         """
-        staged = {name: tensor.to(self.device, self.dtype) for name, tensor in source}
+        staged = {name: tensor.detach().to(self.device, self.dtype) for name, tensor in source}
         self.check_weights(staged)
         for name, shape in self.shapes.items():
             if tuple(staged[name].shape) != shape:
@@ -110,16 +111,17 @@ class SlotModel:
     @staticmethod
     def read_folder(folder: str | Path, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Named parameters of a Hugging Face folder."""
-        yield from ((name, p.data) for name, p in _load(folder, dtype).named_parameters())
+        yield from _load(folder, dtype).named_parameters()
 
     @torch.inference_mode()
-    def _call(self, tokens: Sequence[int], positions: Sequence[int], last: Sequence[int]) -> Tensor:
+    def _call(self, tokens: Sequence[int], positions: Sequence[int], last: Sequence[int],
+              cache: SlotCache | _Shapes) -> Tensor:  # fmt: skip
         output = self._model(
             input_ids=torch.tensor([tokens], device=self.device),
             position_ids=torch.tensor([positions], device=self.device),
             use_cache=False,
             logits_to_keep=torch.tensor(last, device=self.device),
-            slot_cache=self.cache,
+            slot_cache=cache,
         )
         return output.logits[0]
 
@@ -160,7 +162,7 @@ class SlotModel:
 
 
 class _Shapes:
-    """Stands in for the cache in the first forward pass, and notes what each layer stores."""
+    """Stands in for the cache in the first forward pass, and notes what each layer stores there."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[int, int, int]] = {}
@@ -179,8 +181,9 @@ class _Shapes:
         return {"layers": len(self._seen), "heads": heads, "key_dim": key_dim, "value_dim": value_dim}
 
 
-def _slot_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-                    scaling: float | None = None, slot_cache: Any = None, **kwargs: Any) -> tuple[Tensor, None]:  # fmt: skip
+def _slot_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *,
+                    slot_cache: SlotCache | _Shapes, scaling: float | None = None,
+                    **kwargs: Any) -> tuple[Tensor, None]:  # fmt: skip
     """transformers' attention interface: `[1, heads, N, D]` in, `[1, N, heads, D]` out."""
     for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:

@@ -106,6 +106,6 @@ class TorchEngine(WorkerClient):
         assert self._worker is not None
         self._worker.inbox.put(command)
 
-    def _status(self) -> dict[str, Any]:
+    async def _status(self) -> dict[str, Any]:
         assert self._worker is not None
         return self._worker.status()

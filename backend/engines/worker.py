@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -155,7 +154,7 @@ def make_scheduler(model: Any, options: EngineOptions, tokenizer: Any = None) ->
 
 def read_weights(source: Any, dtype: torch.dtype) -> Iterable[tuple[str, torch.Tensor]]:
     """Named tensors as they come, or those of a folder."""
-    return SlotModel.read_folder(source, dtype) if isinstance(source, str | os.PathLike) else source
+    return SlotModel.read_folder(source, dtype) if isinstance(source, str | Path) else source
 
 
 def _lazy_decode(model: Any, tokenizer: Any) -> Callable[[], Decode | None]:
