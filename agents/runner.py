@@ -58,9 +58,11 @@ def make_runner(
                     env.max_turns = min(env.max_turns, max_turns)
                 await env.areset(seed=spec.seed, options={"task_id": spec.task_id})
                 outcome = await _play(policy, env, client)
+            if deadline.expired():  # the agent swallowed its cancellation
+                raise TimeoutError
             return _result(env, outcome)
         except Exception as error:
-            if isinstance(error, TimeoutError) and deadline.expired():
+            if deadline.expired():
                 return _failed(StopReason.DEADLINE, Failure("deadline", f"{_where(spec)} took over {timeout_s:g} s"))
             return _failed(StopReason.FAILED, _failure(error, spec, env))
         finally:
@@ -76,7 +78,7 @@ async def _play(policy: Policy, env: ChatEnv, client: ChatClient) -> Outcome:
     except BudgetExhausted as error:
         env.truncate(StopReason(error.stop_reason))
         return Outcome(env.stop_reason or StopReason.ABORTED)
-    except (SparringError, TimeoutError):
+    except SparringError:
         raise
     except Exception as error:
         if env.failure is not None:
