@@ -57,8 +57,13 @@ def parse_text(text: str) -> ParsedText:
 
 
 def _after_thinking(text: str) -> str:
-    """The text without the reasoning that it begins with; thinking that never ended leaves nothing."""
-    return text.partition("</think>")[2] if text.lstrip().startswith("<think>") else text
+    """The text without the reasoning that it begins with; thinking that never ended leaves nothing.
+
+    Block after block, so that a text from which the first was already taken reads the same.
+    """
+    while text.lstrip().startswith("<think>"):
+        text = text.partition("</think>")[2]
+    return text
 
 
 def _without_stray_close(text: str) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import importlib.util
 import json
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE, Process
 
 from sparring.envs.loop import private_loop, spawn
 from sparring.errors import ConfigError, TaskError
@@ -48,17 +48,22 @@ class _Pool:
 
     def __init__(self) -> None:
         self.loop = private_loop()
+        self.workers: set[Process] = set()
         self._free = asyncio.Semaphore(_WORKERS)
         self._idle: list[Process] = []
 
+    @property
+    def busy(self) -> int:
+        return len(self.workers) - len(self._idle)
+
     async def check(self, gold: str, answer: str, timeout_s: float) -> bool:
         async with self._free:
-            worker = self._idle.pop() if self._idle else await _start_worker()
+            worker = await self._take_worker()
             try:
                 async with asyncio.timeout(timeout_s):
                     verdict = await _ask(worker, {"gold": gold, "answer": answer})
             except BaseException as error:  # whatever it is, the worker may still be busy with this answer
-                await _kill(worker)
+                await self._kill(worker)
                 if isinstance(error, TimeoutError):
                     raise TaskError(f"checking {answer!r} against {gold!r} hung for {timeout_s:g} s") from None
                 if isinstance(error, (OSError, ValueError)):
@@ -66,6 +71,36 @@ class _Pool:
                 raise
             self._idle.append(worker)
             return verdict
+
+    async def _take_worker(self) -> Process:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.returncode is None:
+                return worker
+            self.workers.discard(worker)  # it died while it had nothing to do
+        return await self._start_worker()
+
+    async def _start_worker(self) -> Process:
+        command = (sys.executable, "-m", "sparring.envs.math_worker")
+        worker = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+        self.workers.add(worker)
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                assert worker.stdout is not None
+                if await worker.stdout.readline():
+                    return worker
+            raise TaskError("the process that checks answers died as it started: does `import math_verify` work?")
+        except BaseException as error:
+            await self._kill(worker)
+            if isinstance(error, TimeoutError):
+                raise TaskError(f"the process that checks answers took over {_START_TIMEOUT_S:g} s to start") from None
+            raise
+
+    async def _kill(self, worker: Process) -> None:
+        self.workers.discard(worker)
+        if worker.returncode is None:
+            worker.kill()
+        await asyncio.shield(worker.wait())
 
 
 _current: _Pool | None = None
@@ -78,23 +113,6 @@ def _pool() -> _Pool:
     return _current
 
 
-async def _start_worker() -> Process:
-    worker = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "sparring.envs.math_worker", stdin=PIPE, stdout=PIPE, stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-        async with asyncio.timeout(_START_TIMEOUT_S):
-            assert worker.stdout is not None
-            if await worker.stdout.readline():
-                return worker
-        raise TaskError("the process that checks answers died as it started: does `import math_verify` work?")
-    except TimeoutError:
-        raise TaskError(f"the process that checks answers did not start within {_START_TIMEOUT_S:g} s") from None
-    except BaseException:
-        await _kill(worker)
-        raise
-
-
 async def _ask(worker: Process, question: dict[str, str]) -> bool:
     assert worker.stdin is not None
     assert worker.stdout is not None
@@ -104,9 +122,3 @@ async def _ask(worker: Process, question: dict[str, str]) -> bool:
     if not line:
         raise OSError("it exited")
     return bool(json.loads(line)["equal"])
-
-
-async def _kill(worker: Process) -> None:
-    if worker.returncode is None:
-        worker.kill()
-    await asyncio.shield(worker.wait())

@@ -74,6 +74,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path, monkeypatch):
         GSM8K()
 
 
+@pytest.mark.slow
 def test_without_data_the_hub_is_asked_and_its_silence_explained(monkeypatch):
     monkeypatch.delenv("SPARRING_DATA", raising=False)
     monkeypatch.setattr("socket.socket.connect", _unreachable)
