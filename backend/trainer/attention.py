@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from sparring.backend.trainer.block_attention import block_attention, prefers_block_attention
+
 __all__ = ["TREE_ATTENTION", "Block", "TreeLayout", "build_layout", "register_tree_attention", "tree_attention"]
 
 TREE_ATTENTION = "sparring_tree"
@@ -92,7 +94,8 @@ def _buckets(shapes: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Chunks of like shape together, as long as the padding costs less than another call. Empty chunks fall away."""
     buckets: list[list[int]] = []
     area = q_max = k_max = 0
-    for i in sorted((i for i, (q, _) in enumerate(shapes) if q), key=lambda i: (shapes[i][0] == shapes[i][1], shapes[i])):
+    filled = [i for i, (q, _) in enumerate(shapes) if q]
+    for i in sorted(filled, key=lambda i: (shapes[i][0] == shapes[i][1], shapes[i])):
         q, k = shapes[i]
         whole = q == k
         padded = max(q, q_max) * max(k, k_max)
@@ -135,9 +138,12 @@ def tree_attention(
             x.index_select(0, index.reshape(-1)).view(*index.shape, *x.shape[1:]).transpose(1, 2)
             for x, index in zip(tokens, (block.queries, block.keys, block.keys), strict=True)
         )
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=block.mask, is_causal=block.mask is None, scale=scaling, enable_gqa=grouped
-        )
+        if block.mask is not None and prefers_block_attention(q, k):
+            out = block_attention(q, k, v, block.mask, scaling or q.shape[-1] ** -0.5)
+        else:
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=block.mask, is_causal=block.mask is None, scale=scaling, enable_gqa=grouped
+            )
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs).index_select(0, tree.restore)[None], None
 

@@ -24,12 +24,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from sparring.backend.trainer.policy import quiet
 from sparring.errors import TrainerError
 
 __all__ = ["checkpoint_step", "latest_checkpoint", "load_checkpoint", "save_checkpoint", "save_model"]
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _FORMAT = 1
+_INSTEAD = "remove it to resume from the one before"
 
 
 def checkpoint_step(folder: Path) -> int:
@@ -56,7 +58,8 @@ def save_model(
     before = model.config.dtype
     model.config.dtype = dtype or before
     try:
-        model.save_pretrained(folder, state_dict=state)
+        with quiet():
+            model.save_pretrained(folder, state_dict=state)
     finally:
         model.config.dtype = before
     tokenizer.save_pretrained(folder)
@@ -109,7 +112,7 @@ def save_checkpoint(
         _flush(run_dir)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise TrainerError(f"cannot write checkpoint {final}: {error}. Free some space; earlier ones are intact") from error
+        raise TrainerError(f"cannot write checkpoint {final}: {error}. Earlier checkpoints are intact") from error
     older = sorted((f for f in run_dir.glob("checkpoint-*") if _NAME.fullmatch(f.name)), key=checkpoint_step)[:-keep]
     for folder in older:
         shutil.rmtree(folder, ignore_errors=True)
@@ -133,8 +136,8 @@ def load_checkpoint(
     document = _verify(folder)
     theirs, ours = document["parameters"], _signature(model)
     if theirs != ours:
-        odd = sorted(set(map(str, theirs.items())) ^ set(map(str, ours.items())))
-        raise TrainerError(f"checkpoint {folder} is of another model: they differ in {len(odd)} parameters, such as {odd[0]}")
+        odd = sorted(n for n in theirs.keys() | ours.keys() if theirs.get(n) != ours.get(n))
+        raise TrainerError(f"checkpoint {folder} is of another model: {len(odd)} parameters differ, such as {odd[0]}")
     try:
         weights = load_file(folder / "model.safetensors")
         state = load_file(folder / "optimizer.safetensors")
@@ -160,10 +163,10 @@ def _verify(folder: Path) -> dict[str, Any]:
         for name, (size, crc) in manifest.items():
             file = folder / name
             if file.stat().st_size != size or _crc(file) != crc:
-                raise TrainerError(f"checkpoint {folder} is damaged: {name} is not as it was written. Resume from an earlier one")
+                raise TrainerError(f"checkpoint {folder} is damaged: {name} is not as it was written; {_INSTEAD}")
         document = json.loads((folder / "trainer.json").read_text())
     except (OSError, ValueError) as error:
-        raise TrainerError(f"checkpoint {folder} is incomplete or not one of ours: {error}. Resume from an earlier one") from error
+        raise TrainerError(f"checkpoint {folder} is incomplete or not one of ours: {error}; {_INSTEAD}") from error
     if document.get("format") != _FORMAT:
         raise TrainerError(f"checkpoint {folder} has format {document.get('format')}, this version reads {_FORMAT}")
     return document

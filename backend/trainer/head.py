@@ -55,11 +55,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
         entropy = torch.empty_like(lse)
         for rows, terms in _chunks(hidden.shape[0], weight.shape[0], term_row):
             logits = _logits(hidden_c[rows], weight_c, bias, inverse_temperature[rows], wide)
-            lse[rows] = logits.logsumexp(-1)
+            top = logits.amax(-1, keepdim=True)
+            p = (logits - top).exp_()
+            total = p.sum(-1)
+            lse[rows] = top.squeeze(-1) + total.log()
+            entropy[rows] = lse[rows] - torch.bmm(p.unsqueeze(1), logits.unsqueeze(2)).flatten() / total
             local = term_row[terms] - rows.start
             logprobs[terms] = logits[local, targets[terms]] - lse[rows][local]
-            p = (logits - lse[rows, None]).exp_()
-            entropy[rows] = lse[rows] - torch.bmm(p.unsqueeze(1), logits.unsqueeze(2)).flatten()
         ctx.save_for_backward(hidden, weight, bias, inverse_temperature, term_row, targets, lse)
         ctx.dtype = dtype
         ctx.mark_non_differentiable(entropy)
@@ -101,15 +103,16 @@ def chunked_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities (M,) of `targets` under softmax(hidden[term_row] @ weight.T / temperature), and entropies (U,).
 
-    The softmax is in float32 (float64 for float64 input). `hidden` is (U, D), `weight` (V, D), `term_row` sorted or
-    not, (M,). `dtype` is that of the head's product; gradients come back in the types of their inputs. Backward computes the logits
-    again, so the peak is one chunk of them.
+    The softmax is in float32 (float64 for float64 input), the head's product in `dtype`. `hidden` is (U, D), `weight`
+    (V, D), `term_row` (M,). Backward computes the logits again, so the peak is one chunk of them.
     """
     logprobs, entropy = _ChunkedLogprobs.apply(hidden, weight, bias, inverse_temperature, term_row, targets, dtype)
     return logprobs, entropy
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, inverse_temperature: Tensor, wide: torch.dtype) -> Tensor:
+def _logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, inverse_temperature: Tensor, wide: torch.dtype
+) -> Tensor:
     logits = (hidden @ weight.T).to(wide)
     if bias is not None:
         logits += bias
@@ -134,7 +137,7 @@ def install_head(model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
     text_config = model.config.get_text_config()
     for name in _LOGIT_EXTRAS:
         if getattr(text_config, name, None) not in (None, 1.0):
-            raise ConfigError(f"{type(model).__name__} changes its logits ({name}), which the trainer does not support yet")
+            raise ConfigError(f"{type(model).__name__} changes its logits ({name}), which the trainer cannot do yet")
     layers = set(getattr(text_config, "layer_types", None) or []) - {"full_attention"}
     if layers or getattr(text_config, "use_sliding_window", False):
         raise ConfigError(
@@ -158,11 +161,13 @@ def _score(model: PreTrainedModel, row: PackedRow, dtype: torch.dtype) -> Scores
     device_type = row.input_ids.device.type
     autocast = torch.autocast(device_type, dtype=dtype, enabled=dtype in (torch.bfloat16, torch.float16))
     with autocast:
-        hidden = model.base_model(
+        backbone: Any = model.base_model
+        hidden = backbone(
             input_ids=row.input_ids[None], position_ids=row.position_ids[None], use_cache=False, tree=row.layout
         ).last_hidden_state[0]
     head: nn.Module = model.get_output_embeddings()
-    weight, bias = head.weight, getattr(head, "bias", None)
+    weight: Any = head.weight
+    bias: Any = getattr(head, "bias", None)
     if hasattr(weight, "full_tensor"):  # FSDP2 shards it
         weight = weight.full_tensor()
         bias = bias.full_tensor() if bias is not None else None

@@ -10,7 +10,9 @@ What no loss term needs is left out: a sequence ends before its last action toke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,7 +84,8 @@ class PackedRow:
     unpacked_tokens: int
 
     def to(self, device: torch.device | str) -> PackedRow:
-        return PackedRow(**{f.name: _move(getattr(self, f.name), device) for f in fields(self)})
+        tensors: dict[str, Any] = {name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, layout=self.layout.to(device), **tensors)
 
     @property
     def tokens(self) -> int:
@@ -109,7 +112,7 @@ def split_rows(samples: Sequence[Sample], token_budget: int, at_least: int = 1) 
         _check(sample, token_budget)
     ordered = sorted(samples, key=lambda s: s.context.astype(">i8").tobytes())
     costs = [len(ordered[0].context)] if ordered else []
-    costs += [len(b.context) - common_prefix(a.context, b.context) for a, b in zip(ordered, ordered[1:], strict=False)]
+    costs += [len(b.context) - common_prefix(a.context, b.context) for a, b in pairwise(ordered)]
     budget = min(token_budget, max(1, -(-sum(costs) // at_least)))
     rows: list[list[Sample]] = []
     tokens = terms = 0
@@ -186,9 +189,3 @@ def _check(sample: Sample, token_budget: int) -> None:
             f"{what} has {length} tokens, more than trainer.token_budget={token_budget}: "
             "raise the budget, or lower model.max_length or rollout.max_episode_tokens"
         )
-
-
-def _move(value: object, device: torch.device | str) -> object:
-    return value.to(device) if isinstance(value, Tensor | TreeLayout) else value
-
-

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sparring.backend.objectives.base import LossInputs, Objective, Totals
 from sparring.backend.trainer.head import Scores
@@ -50,13 +51,13 @@ def make_step(groups: Sequence[Group], version: int, objective: Objective) -> St
             if done != len(of_turns):
                 raise TrainerError(f"{_who(trajectory)}: {len(of_turns)} advantages for {done} turns")
     if not samples:
-        raise TrainerError(f"none of the {len(groups)} groups of this step has a trained token: did every episode fail?")
+        raise TrainerError(f"no group of {len(groups)} in this step has a trained token: did every episode fail?")
     tokens = sum(int(s.action_mask.sum()) for s in samples)
     return Step(version, tuple(samples), Totals(tokens=tokens, sequences=len(samples), groups=len(groups)))
 
 
 def make_sample(
-    sequence: TokenSequence, turn_advantages: Sequence[float] | np.ndarray, version: int, *, index: int = 0, name: str = ""
+    sequence: TokenSequence, turn_advantages: NDArray[np.float64], version: int, *, index: int = 0, name: str = ""
 ) -> Sample:
     """Spread what is known by turn over the tokens.
 

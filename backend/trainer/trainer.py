@@ -7,7 +7,6 @@ the signatures of what is used, so that an upgrade of TRL says what moved.
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 import warnings
@@ -15,72 +14,31 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PrinterCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from sparring.backend.objectives import Objective, load_objective
 from sparring.backend.trainer.checkpoint import checkpoint_step, latest_checkpoint, load_checkpoint, save_checkpoint
-from sparring.backend.trainer.head import install_head
 from sparring.backend.trainer.interrupt import InterruptGuard
 from sparring.backend.trainer.metrics import MetricsFile, StepMeter
-from sparring.backend.trainer.packing import pack, split_rows
+from sparring.backend.trainer.packing import Sample, pack, split_rows
+from sparring.backend.trainer.policy import load_policy, refuse_truncated_sampling
 from sparring.backend.trainer.probe import DriftReport, probe
+from sparring.backend.trainer.protocols import BatchSource, WeightPublisher
 from sparring.backend.trainer.step import Step, loss_inputs, make_step
-from sparring.config import RunConfig, SamplingConfig
-from sparring.errors import ConfigError, TrainerError
+from sparring.config import RunConfig
+from sparring.errors import TrainerError
 from sparring.types import Group, TokenSequence, encode_trajectory
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that it is experimental: TRL is pinned, and a test holds its signatures
     from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
-__all__ = ["AgentTrainer", "BatchSource", "WeightPublisher", "load_policy"]
-
-_log = logging.getLogger(__name__)
-
-
-class BatchLike(Protocol):
-    @property
-    def groups(self) -> tuple[Group, ...]: ...
-    @property
-    def stats(self) -> Mapping[str, float]: ...
-
-
-class BatchSource(Protocol):
-    """Where groups come from: the rollout worker, or a list in a test. A TRL RolloutWorkerProtocol plus `next_batch`."""
-
-    rollout_buffer: Any
-    metrics_queue: Any
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def update_model_version(self, model_version: int) -> None: ...
-    def check_health(self, stale_after_s: float) -> None: ...
-    def next_batch(self, version: int, timeout_s: float) -> BatchLike: ...
-
-
-class WeightPublisher(Protocol):
-    """TRL's WeightTransferProtocol, plus the version that the weights sent next will carry, set by the trainer."""
-
-    version: int
-
-    def init_weight_transfer(self) -> None: ...
-    def pause(self) -> None: ...
-    def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None: ...
-    def resume(self) -> None: ...
-    def destroy(self) -> None: ...
+__all__ = ["AgentTrainer"]
 
 
 class AgentTrainer(AsyncGRPOTrainer):
@@ -119,11 +77,11 @@ class AgentTrainer(AsyncGRPOTrainer):
         knobs = config.trainer
         torch.set_num_threads(knobs.threads)
         self.run_config = config
-        self.objective = objective or load_objective(config.objective.name, config.objective.kwargs)
+        self.objective: Objective = objective or load_objective(config.objective.name, config.objective.kwargs)
         random.seed(config.seed)
         np.random.seed(config.seed)
         torch.manual_seed(config.seed)
-        model, tokenizer = load_policy(model_path, config)
+        model, tokenizer = load_policy(model_path, getattr(torch, knobs.dtype))
         on_cpu = knobs.device == "cpu" or (knobs.device == "auto" and not torch.cuda.is_available())
         args = AsyncGRPOConfig(
             output_dir=str(run_dir),
@@ -166,9 +124,12 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._lora_sync = False
         self.model_version = 0
         self.vllm_client = None
-        main = self.accelerator.is_main_process
-        self.rollout_worker = source if main else None
-        self.weight_transfer = publisher if main else None
+        self._main = self.accelerator.is_main_process
+        self._source, self._publisher = source, publisher
+        self.rollout_worker = source if self._main else None  # type: ignore[assignment]
+        self.weight_transfer = publisher if self._main else None  # type: ignore[assignment]
+        self._policy, self._tokenizer = model, tokenizer
+        self._scheduler = scheduler
         self._run_dir = Path(run_dir)
         self._evaluate_policy = evaluate
         self._on_step = on_step
@@ -177,6 +138,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._resume_from: Path | None = None
         self._guard = InterruptGuard()
         self._seconds: dict[str, float] = defaultdict(float)
+        self._step_began = self._optimizer_began = 0.0
         self._record: dict[str, Any] = {}
         self._groups: tuple[Group, ...] = ()
         self._metrics_file: MetricsFile | None = None
@@ -203,36 +165,34 @@ class AgentTrainer(AsyncGRPOTrainer):
             try:
                 super().train()
             except KeyboardInterrupt:
-                self.model.zero_grad(set_to_none=True)
+                self._policy.zero_grad(set_to_none=True)
                 if checkpoint_on_interrupt and self.state.global_step > 0:
                     self.save_checkpoint()
                 raise
 
-    def save_checkpoint(self) -> Path | None:
-        """Write a checkpoint of the steps done, atomically. None on ranks that do not write."""
-        if not self.accelerator.is_main_process:
-            return None
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint of the steps done, atomically, unless there is one. The main rank writes."""
         step = self.state.global_step
-        target = self._run_dir / f"checkpoint-{step}"
+        if not self._main or (self._run_dir / f"checkpoint-{step}").exists():
+            return
         with self._timed("checkpoint"):
-            return save_checkpoint(
+            save_checkpoint(
                 self._run_dir,
                 step,
-                self.accelerator.unwrap_model(self.model),
-                self.processing_class,
+                self._policy,
+                self._tokenizer,
                 _plain(self.optimizer),
-                self.lr_scheduler,
+                self._scheduler,
                 keep=self.run_config.trainer.keep_checkpoints,
-            ) if not target.exists() else target
+            )
 
     def publish(self) -> None:
         """Send the weights to the engine as version `global_step`."""
         with self._timed("publish"):
             self.model_version = self.state.global_step - 1  # the sync adds one
-            if self.weight_transfer is not None:
-                self.weight_transfer.version = self.state.global_step
+            self._publisher.next_version = self.state.global_step
             self._sync_weight()
-        self._metrics["train"].clear()  # TRL's own figures about the sync, kept until someone logs them
+        self._metrics["train"].clear()  # TRL's own figures about the sync
 
     # ---- hooks of the loop ----
 
@@ -245,24 +205,23 @@ class AgentTrainer(AsyncGRPOTrainer):
     def _prepare_for_training(self, *args: Any) -> Any:
         out = super()._prepare_for_training(*args)
         if self._resume_from is not None:
-            load_checkpoint(
-                self._resume_from,
-                self.accelerator.unwrap_model(self.model),
-                _plain(self.optimizer),
-                self.lr_scheduler,
-            )
+            load_checkpoint(self._resume_from, self._policy, _plain(self.optimizer), self._scheduler)
         return out
 
     def get_train_dataloader(self) -> Any:
         return _Steps(self)
 
-    def get_batch_samples(self, epoch_iterator: Iterator[Step], num_batches: int, device: Any) -> tuple[list[Step], None]:
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Step], num_batches: int, device: Any
+    ) -> tuple[list[Step], None]:
         return [next(epoch_iterator)], None
 
-    def training_step(self, model: Any, inputs: Step, num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(  # type: ignore[override]
+        self, model: Any, inputs: Step, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
         """Forward and backward over all micro-batches of a step; the gradient is that of the step's loss."""
         model.train()
-        budget, world = self.args.token_budget, self.accelerator.num_processes
+        budget, world = self.run_config.trainer.token_budget, self.accelerator.num_processes
         rows = split_rows(inputs.samples, budget, at_least=world)
         mine = rows[self.accelerator.process_index :: world]
         meter = StepMeter()
@@ -301,13 +260,13 @@ class AgentTrainer(AsyncGRPOTrainer):
         return loss
 
     @torch.no_grad()
-    def _first_pass(self, model: Any, rows: Sequence[Sequence[Any]]) -> list[torch.Tensor]:
+    def _first_pass(self, model: Any, rows: Sequence[Sequence[Sample]]) -> list[torch.Tensor]:
         with self._timed("first_pass"):
             return [model(row=pack(samples).to(self.args.device)).logprobs for samples in rows]
 
     def _clip_grad_norm(self, model: Any) -> Any:
         norm = super()._clip_grad_norm(model)
-        self._record["grad_norm"] = float(norm)
+        self._record |= {"grad_norm": float(norm), "learning_rate": _plain(self.optimizer).param_groups[0]["lr"]}
         odd = {k: v for k, v in self._record.items() if isinstance(v, float) and not np.isfinite(v)}
         if odd:
             where = self._keep_batch()
@@ -322,10 +281,10 @@ class AgentTrainer(AsyncGRPOTrainer):
     def _next_step(self) -> Step:
         version = self.state.global_step
         payload: list[Any] = [None]
-        if self.rollout_worker is not None:
+        if self._main:
             try:
                 with self._timed("wait"):
-                    batch = self.rollout_worker.next_batch(version, self._batch_timeout_s)
+                    batch = self._source.next_batch(version, self._batch_timeout_s)
                 payload = [(batch.groups, dict(batch.stats))]
             except Exception as error:
                 if self.accelerator.num_processes == 1:
@@ -351,7 +310,6 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._record |= {
             **{f"time/{name}_s": round(s, 4) for name, s in self._seconds.items()},
             "time/step_s": round(time.perf_counter() - self._step_began, 4),
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
             "trainer/tokens_per_s": self._record["tokens/forwarded"] / max(self._seconds["train"], 1e-9),
             "trainer/busy": busy / max(busy + self._seconds["wait"], 1e-9),
         }
@@ -364,17 +322,16 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._step_began = time.perf_counter()
 
     def _begin(self) -> None:
-        self._metrics_file = MetricsFile(
-            self._run_dir / "metrics.jsonl", self.state.global_step if self._resume_from else None
-        ) if self.accelerator.is_main_process else None
-        if self.weight_transfer is not None:
-            self.weight_transfer.init_weight_transfer()
+        step = self.state.global_step
+        if self._main:
+            self._metrics_file = MetricsFile(self._run_dir / "metrics.jsonl", step if self._resume_from else None)
+            self._publisher.init_weight_transfer()
         self.publish()
-        if self._probe_sequences is not None and self.rollout_worker is not None:
-            self.drift = probe(self.model, self._probe_sequences(), self.run_config, device=self.args.device)
-        self._evaluate_now(self.state.global_step)
-        if self.rollout_worker is not None:
-            self.rollout_worker.start()
+        if self._main and self._probe_sequences is not None:
+            self.drift = probe(self._policy, self._probe_sequences(), self.run_config, device=self.args.device)
+        self._evaluate_now(step)
+        if self._main and step < self.state.max_steps:
+            self._source.start()
         self._seconds.clear()
         self._step_began = time.perf_counter()
 
@@ -441,48 +398,6 @@ class _LifeCycle(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._trainer._finish_step()
-
-
-def load_policy(model_path: str | Path, config: RunConfig) -> tuple[Any, Any]:
-    """The model with float32 master weights and the forward over packed rows, and its tokenizer.
-
-    Raises:
-        ConfigError: the folder cannot be loaded, or the architecture is not supported.
-    """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model_path)
-        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"cannot load a causal language model from {model_path}: {error}") from error
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0  # the sampler has none: with it, the ratio would be noise
-    install_head(model, getattr(torch, config.trainer.dtype))
-    return model, tokenizer
-
-
-def refuse_truncated_sampling(sampling: SamplingConfig) -> None:
-    """Top-p, top-k and min-p sample from another distribution than the one that is trained.
-
-    Raises:
-        ConfigError: one of them is on.
-    """
-    on = {
-        name: value
-        for name, value, off in (
-            ("top_p", sampling.top_p, 1.0),
-            ("top_k", sampling.top_k, 0),
-            ("min_p", sampling.min_p, 0.0),
-        )
-        if value != off
-    }
-    if on:
-        what = ", ".join(f"sampling.{name}={value}" for name, value in on.items())
-        raise ConfigError(
-            f"{what}: a truncated sampling distribution gives recorded log-probabilities that the trainer's full "
-            "distribution never has, so every importance ratio would be biased. Leave top_p at 1, top_k at 0 and "
-            "min_p at 0, and lower sampling.temperature instead: it divides the logits in the loss too"
-        )
 
 
 def _plain(optimizer: Any) -> torch.optim.Optimizer:

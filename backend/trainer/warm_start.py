@@ -28,7 +28,7 @@ def warm_start(
     max_grad_norm: float = 1.0,
     on_step: Callable[[int, float], None] | None = None,
 ) -> list[float]:
-    """Train a model (with the head of `install_head`) in place, with a warm-up over a tenth of the steps and then a cosine.
+    """Train a model (with the head of `install_head`) in place: warm-up over a tenth of the steps, then a cosine.
 
     Returns:
         The loss of each step, in nats a token, before its update.

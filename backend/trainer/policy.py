@@ -1,0 +1,66 @@
+"""The policy to train: master weights in float32, scored through packed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from sparring.backend.trainer.head import install_head
+from sparring.config import SamplingConfig
+from sparring.errors import ConfigError
+
+__all__ = ["load_policy", "quiet", "refuse_truncated_sampling"]
+
+
+def load_policy(model_path: str | Path, compute_dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model and its tokenizer, ready for `model(row=PackedRow)`.
+
+    Raises:
+        ConfigError: the folder cannot be loaded, or the architecture is not supported.
+    """
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(model_path)
+            model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"cannot load a causal language model from {model_path}: {error}") from error
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # the sampler has none: with it, the ratio would be noise
+    install_head(model, compute_dtype)
+    return model, tokenizer
+
+
+def refuse_truncated_sampling(sampling: SamplingConfig) -> None:
+    """Top-p, top-k and min-p sample from another distribution than the one that is trained.
+
+    Raises:
+        ConfigError: one of them is on.
+    """
+    off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    set_to = {name: getattr(sampling, name) for name in off}
+    on = [f"sampling.{name}={value}" for name, value in set_to.items() if value != off[name]]
+    if on:
+        raise ConfigError(
+            f"{', '.join(on)}: a truncated sampling distribution records log-probabilities that the trainer's full "
+            "distribution never has, so every importance ratio would be biased. Leave top_p at 1, top_k at 0 and "
+            "min_p at 0, and lower sampling.temperature instead: it divides the logits in the loss too"
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars of transformers: a live display owns the terminal."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
