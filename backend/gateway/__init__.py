@@ -1,4 +1,7 @@
-"""The recorder of every model call: sessions, exact tokens, chat templates, tool calls. No torch here."""
+"""The recorder of every model call: sessions, exact tokens, chat templates, tool calls. No torch here.
+
+Its HTTP face is `sparring.backend.gateway.http.GatewayServer`.
+"""
 
 from sparring.backend.gateway.chat_format import ChatFormat
 from sparring.backend.gateway.recorder import Recorder

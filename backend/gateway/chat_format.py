@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
-from sparring.backend.gateway.formats import Parsed, ToolFormat, get_format
+from sparring.backend.gateway.formats import ToolFormat, get_format
 from sparring.backend.gateway.formats.think import THINK
 from sparring.backend.gateway.template import ChatTemplate, find_template, shipped_template
 from sparring.errors import ConfigError, GatewayError
@@ -62,7 +63,8 @@ class ChatFormat:
         opening = [Message("user", "x")]
         closed = self._render([*opening, Message("assistant", _MARK)], (), generation_prompt=False)
         self._closing = closed.rpartition(_MARK)[2]  # '<|im_end|>\n' in ChatML
-        self._prefilled = self._render(opening, (), generation_prompt=True).rstrip().endswith(THINK)
+        prompted = self._render(opening, (), generation_prompt=True)
+        self._prefill = THINK if prompted.rstrip().endswith(THINK) else ""
         self._end_strings = [text for text in control if self._closing.startswith(text)]
         ends = {tokenizer.token_to_id(text) for text in self._end_strings} | set(eos)
         self.end_ids: tuple[int, ...] = tuple(sorted(id_ for id_ in ends if id_ is not None))
@@ -175,11 +177,23 @@ class ChatFormat:
     def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
 
-    def parse(self, token_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
-        """Take a sampled turn apart. Never raises on what a model says."""
+    def said(self, token_ids: Sequence[int]) -> str:
+        """A sampled turn as its format reads it: reasoning that the prompt opened included, the end of turn not."""
         said = token_ids[:-1] if token_ids and token_ids[-1] in self.end_ids else token_ids
-        text = self.decode(said, special_tokens=self.parser.reads_special_tokens)
-        return self.parser.parse(THINK + text if self._prefilled else text, tools)
+        return self._prefill + self.decode(said, special_tokens=self.parser.reads_special_tokens)
+
+    def incremental_decoder(self) -> Callable[[int], str]:
+        """A function that takes the tokens of a turn one by one and gives what each adds to `said`."""
+        stream = DecodeStream(skip_special_tokens=not self.parser.reads_special_tokens)
+        prefill = self._prefill
+
+        def decode(token_id: int) -> str:
+            nonlocal prefill
+            text = "" if token_id in self.end_ids else stream.step(self._tokenizer, token_id) or ""
+            text, prefill = prefill + text, ""
+            return text
+
+        return decode
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool

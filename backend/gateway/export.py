@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from sparring.backend.gateway.tree import ConversationTree, TurnNode
 from sparring.types import TokenSequence, Turn
 
-__all__ = ["concat"]
+__all__ = ["Sample", "concat", "concat_samples", "individual_samples"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sequence and its reward, None where the session got none. `interaction_id` is that of its last turn."""
+
+    interaction_id: str
+    sequence: TokenSequence
+    reward: float | None
 
 
 def concat(tree: ConversationTree) -> tuple[TokenSequence, ...]:
@@ -25,6 +35,36 @@ def concat(tree: ConversationTree) -> tuple[TokenSequence, ...]:
         sequences.append(_sequence(path, new=[turn not in done for turn in path]))
         done.update(path)
     return tuple(sequences)
+
+
+def concat_samples(tree: ConversationTree, rewards: Mapping[str, float], discount: float) -> list[Sample]:
+    """`concat`, each sequence with the reward of its last turn."""
+    by_turn = _discounted(tree, rewards, discount)
+    return [
+        Sample(leaf.interaction_id, sequence, by_turn.get(leaf.interaction_id))
+        for leaf, sequence in zip(tree.leaves, concat(tree), strict=True)
+    ]
+
+
+def individual_samples(tree: ConversationTree, rewards: Mapping[str, float], discount: float) -> list[Sample]:
+    """Every turn a sample of its own: its whole context, and what it sampled."""
+    by_turn = _discounted(tree, rewards, discount)
+    samples = []
+    for turn in tree.turns:
+        path = turn.path
+        sequence = _sequence(path, new=[node is turn for node in path])
+        samples.append(Sample(turn.interaction_id, sequence, by_turn.get(turn.interaction_id)))
+    return samples
+
+
+def _discounted(tree: ConversationTree, rewards: Mapping[str, float], discount: float) -> dict[str, float]:
+    """Each turn's reward: its own, and the next turn's times `discount`. Turns stand in the order of time."""
+    following = 0.0
+    by_turn = {}
+    for turn in reversed(tree.turns if rewards else []):
+        following = rewards.get(turn.interaction_id, 0.0) + discount * following
+        by_turn[turn.interaction_id] = following
+    return by_turn
 
 
 def _sequence(path: Sequence[TurnNode], new: Sequence[bool]) -> TokenSequence:

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
+from dataclasses import dataclass, field
 
 from sparring.backend.engines.base import Engine, SamplingParams
 from sparring.backend.gateway.budget import Budget
 from sparring.backend.gateway.chat_format import ChatFormat
 from sparring.backend.gateway.session import Session, SessionRecord
 from sparring.errors import GatewayError
+from sparring.types import Usage
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "Totals"]
 
 _RELEASE_TIMEOUT_S = 10.0
+
+
+@dataclass
+class Totals:
+    """Sums over all sessions of a recorder, for its metrics."""
+
+    sessions: int = 0
+    usage: Usage = field(default_factory=Usage)
+    breaks: Counter[str] = field(default_factory=Counter)
+    normalised: Counter[str] = field(default_factory=Counter)
 
 
 class Recorder:
@@ -24,13 +37,15 @@ class Recorder:
         max_length: context length in tokens, prompt and completion together.
 
     Attributes:
+        sessions: those that are open, by id.
         base_url: where the HTTP face listens, or None where it does not run.
     """
 
     def __init__(self, engine: Engine, chat: ChatFormat, sampling: SamplingParams, *, max_length: int) -> None:
         self.engine, self.chat, self.sampling, self.max_length = engine, chat, sampling, max_length
         self.base_url: str | None = None
-        self._sessions: dict[str, Session] = {}
+        self.totals = Totals()
+        self.sessions: dict[str, Session] = {}
         self._keys: dict[str, Session] = {}
         self._releases: set[asyncio.Task[None]] = set()
 
@@ -56,7 +71,7 @@ class Recorder:
         Raises:
             GatewayError: status 409, the id or the key is in use.
         """
-        if session_id in self._sessions:
+        if session_id in self.sessions:
             raise GatewayError(f"session {session_id} is already open", status=409, param="session_id")
         key = api_key or f"sk-sparring-{secrets.token_urlsafe(24)}"
         if key in self._keys:
@@ -68,12 +83,18 @@ class Recorder:
             engine=self.engine,
             chat=self.chat,
             sampling=evaluation or self.sampling,
+            evaluation=evaluation is not None,
             max_length=self.max_length,
             budget=Budget(turns=turn_budget, tokens=token_budget),
             deadline=None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s,
         )
-        self._sessions[session_id] = self._keys[key] = session
+        self.sessions[session_id] = self._keys[key] = session
+        self.totals.sessions += 1
         return session
+
+    def session_for(self, api_key: str) -> Session | None:
+        """The open session that an api key names."""
+        return self._keys.get(api_key)
 
     def close_session(self, session_id: str) -> SessionRecord:
         """End an episode; requests that still run fail. Needs the running event loop.
@@ -81,7 +102,7 @@ class Recorder:
         Raises:
             GatewayError: status 404, no such session is open.
         """
-        session = self._sessions.pop(session_id, None)
+        session = self.sessions.pop(session_id, None)
         if session is None:
             raise GatewayError(f"session {session_id} is not open", status=404, param="session_id")
         del self._keys[session.api_key]
@@ -92,7 +113,7 @@ class Recorder:
 
     async def aclose(self) -> None:
         """End every session, their records dropped, and wait until the engine has forgotten them."""
-        for session_id in tuple(self._sessions):
+        for session_id in tuple(self.sessions):
             self.close_session(session_id)
         if self._releases:
             await asyncio.wait(self._releases)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparring.backend.engines.base import Chunk, Completion, Engine, SamplingParams
 from sparring.backend.gateway.budget import Budget
 from sparring.backend.gateway.canonical import tools_key
 from sparring.backend.gateway.chat_format import ChatFormat
+from sparring.backend.gateway.continuation import uninterrupted
 from sparring.backend.gateway.export import concat
+from sparring.backend.gateway.formats import Parsed
+from sparring.backend.gateway.request import ChatRequest, RecordedReply, TextDelta, honoured
+from sparring.backend.gateway.speech import Speech
 from sparring.backend.gateway.tree import ConversationTree, TurnNode
 from sparring.errors import EngineError, GatewayError
 from sparring.types import ChatClient, ChatReply, Message, StopReason, TokenSequence, ToolCall, Usage
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Session", "SessionRecord"]
 
+_ATTEMPTS = 8
 _T = TypeVar("_T")
 
 
@@ -36,7 +42,9 @@ class SessionRecord:
         messages: the conversation of the latest turn, in OpenAI's format.
         breaks: why each sequence after the first had to start.
         normalised: client sampling settings that the run's replaced, by name.
+        rewards: given to single turns, by interaction id.
         exhausted: the budget that a request was refused for, or None.
+        tree: every turn, for exports of other styles.
     """
 
     session_id: str
@@ -45,15 +53,17 @@ class SessionRecord:
     messages: tuple[Mapping[str, Any], ...]
     breaks: Counter[str]
     normalised: Counter[str]
+    rewards: Mapping[str, float]
     exhausted: StopReason | None
+    tree: ConversationTree = field(repr=False)
 
 
 @dataclass(frozen=True)
-class _Request:
-    messages: tuple[Message, ...]
-    tools: tuple[Mapping[str, Any], ...]
+class _Prepared:
+    """A request and where it stands in the session's tree."""
+
+    request: ChatRequest
     tools_key: bytes
-    agent_id: str
     parent: TurnNode | None
     covered: int  # messages that the parent's context covers
     prompt_ids: list[int]  # behind the parent's context
@@ -74,17 +84,21 @@ class Session(ChatClient):
         engine: Engine,
         chat: ChatFormat,
         sampling: SamplingParams,
+        evaluation: bool,
         max_length: int,
         budget: Budget,
         deadline: float | None,
     ) -> None:
         self._recorder, self.session_id, self._api_key = recorder, session_id, api_key
+        self._totals = recorder.totals
         self._engine, self._chat, self._sampling, self._max_length = engine, chat, sampling, max_length
-        self._budget, self._deadline = budget, deadline
+        self._evaluation, self._budget, self._deadline = evaluation, budget, deadline
         self._tree = ConversationTree()
         self._normalised: Counter[str] = Counter()
+        self._rewards: dict[str, float] = {}
         self._usage = Usage()
         self._begun = 0
+        self._named = 0
         self._lineages: dict[str, bool] = {}  # every chain of turns, and whether a request is extending it
         self._waits: set[asyncio.Timeout] = set()
         self.closed = False
@@ -105,19 +119,87 @@ class Session(ChatClient):
         agent_id: str = "main",
         max_new_tokens: int | None = None,
     ) -> ChatReply:
+        """As `reply`, in the words of `ChatClient`."""
+        return await self.reply(
+            ChatRequest(tuple(messages), tuple(tools), agent_id=agent_id, max_new_tokens=max_new_tokens)
+        )
+
+    async def reply(self, request: ChatRequest) -> RecordedReply:
         """Sample the next assistant message and record it.
 
         Raises:
             BudgetExhausted: the session's turn or token budget, or the model's context, ran out.
-            GatewayError: the opening prompt does not fit the context, the session has ended or its deadline passed.
+            GatewayError: the opening prompt does not fit the context, a setting cannot be honoured, the session has
+                ended or its deadline passed.
             EngineError: the engine failed. What was recorded before stands.
         """
-        request = self._prepare(messages, tools, agent_id, max_new_tokens)
-        async with aclosing(self._sample(request)) as chunks:
-            async for chunk in chunks:
-                if chunk.completion is not None:
-                    return self._record(request, chunk.completion)
-        raise EngineError(f"session {self.session_id}: the engine's stream ended without its completion")
+        async with aclosing(self.stream(request)) as parts:
+            async for part in parts:
+                if isinstance(part, RecordedReply):
+                    return part
+        raise EngineError(f"session {self.session_id}: a stream ended without its reply")
+
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[TextDelta | RecordedReply, None]:
+        """As `reply`, piece by piece: the deltas make up the content of the reply, which comes last.
+
+        Leaving the generator aborts the request, and nothing is recorded.
+        """
+        # A form that the client insists on is met by sampling again, which is sampling under the condition.
+        attempts = _ATTEMPTS if self._evaluation and request.constrained else 1
+        for attempt in range(attempts):
+            prepared = self._prepare(request, attempt)
+            speech = Speech(self._chat, request.stop)
+            async with aclosing(self._sample(prepared)) as chunks:
+                async for chunk in chunks:
+                    if attempts == 1 and (text := speech.hear(chunk.token_ids)):
+                        yield TextDelta(text)
+                    if chunk.completion is None:
+                        continue
+                    message = self._message(request, chunk.completion)
+                    if attempts > 1 and not request.accepts(message):
+                        break
+                    reply = self._record(prepared, chunk.completion, message)
+                    if message.reasoning:
+                        yield TextDelta(message.reasoning, reasoning=True)
+                    if text := speech.rest(message.content):
+                        yield TextDelta(text)
+                    yield reply
+                    return
+        raise GatewayError(
+            f"{attempts} answers in a row lack the form that the request insists on (tool_choice or response_format)",
+            param="tool_choice" if request.json_schema is None else "response_format",
+        )
+
+    def new_interaction_id(self) -> str:
+        """A name for a turn that is yet to be sampled."""
+        self._named += 1
+        return f"{self.session_id}-{self._named - 1}"
+
+    def conversation(self, interaction_id: str) -> tuple[Message, ...]:
+        """All messages up to and with the one that an earlier turn said.
+
+        Raises:
+            GatewayError: status 404, there is no such turn.
+        """
+        return tuple(message for turn in self._turn(interaction_id).path for message in turn.messages)
+
+    def set_reward(self, reward: float, interaction_id: str | None = None) -> None:
+        """Reward a turn, the latest one by default. A second reward replaces the first.
+
+        Raises:
+            GatewayError: no turn yet, or none of that id; a reward that is not finite.
+        """
+        self._check_open()
+        if not math.isfinite(reward):
+            raise GatewayError(f"a reward is a finite number, not {reward}", status=422, param="reward")
+        if not self._tree.turns:
+            raise GatewayError(f"session {self.session_id} has no interaction to reward yet", param="interaction_id")
+        turn = self._tree.turns[-1] if interaction_id is None else self._turn(interaction_id)
+        self._rewards[turn.interaction_id] = reward
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        return self._chat
 
     def close(self) -> SessionRecord:
         """End the session: requests that still run fail, and what was recorded is handed out."""
@@ -135,7 +217,9 @@ class Session(ChatClient):
             messages=tuple(message.to_openai() for turn in latest for message in turn.messages),
             breaks=Counter(self._tree.breaks),
             normalised=Counter(self._normalised),
+            rewards=dict(self._rewards),
             exhausted=self._budget.exhausted,
+            tree=self._tree,
         )
 
     @property
@@ -143,16 +227,12 @@ class Session(ChatClient):
         """The names under which the engine may have kept something of this session."""
         return tuple(self._lineages)
 
-    def _prepare(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-        agent_id: str,
-        max_new_tokens: int | None,
-    ) -> _Request:
+    def _prepare(self, request: ChatRequest, attempt: int) -> _Prepared:
         self._check_open()
-        if max_new_tokens is not None and max_new_tokens < 1:
-            raise GatewayError(f"max_tokens must be at least 1, not {max_new_tokens}", param="max_tokens")
+        if request.max_new_tokens is not None and request.max_new_tokens < 1:
+            raise GatewayError(f"max_tokens must be at least 1, not {request.max_new_tokens}", param="max_tokens")
+        sampling, replaced = honoured(self._sampling, request, evaluation=self._evaluation)
+        messages, tools = request.messages, request.tools
         key = tools_key(tools if self._chat.renders_tools else ())
         match = self._tree.match(key, messages)
         parent, covered = match.parent, match.length
@@ -172,90 +252,98 @@ class Session(ChatClient):
                 f"session {self.session_id}: {problem}: shorten the task's prompt, or raise model.max_length",
                 param="messages",
             )
-        wanted = self._sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
-        sampling = replace(
-            self._sampling,
-            max_new_tokens=min(wanted, self._sampling.max_new_tokens, room),
-            stop_token_ids=tuple(dict.fromkeys((*self._sampling.stop_token_ids, *self._chat.end_ids))),
-            seed=self._request_seed(),
-        )
-        return _Request(
-            messages=tuple(messages),
-            tools=tuple(tools),
+        for counter in (self._normalised, self._totals.normalised):
+            counter.update(replaced if attempt == 0 else ())
+        self._begun += 1
+        return _Prepared(
+            request=request,
             tools_key=key,
-            agent_id=agent_id,
             parent=parent,
             covered=covered,
             prompt_ids=prompt_ids,
             context_ids=context_ids,
             lineage=self._lineage_for(parent),
-            sampling=sampling,
+            sampling=replace(
+                sampling,
+                max_new_tokens=min(sampling.max_new_tokens, room),
+                stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *self._chat.end_ids))),
+                seed=self._request_seed(sampling.seed),
+            ),
         )
 
-    async def _sample(self, request: _Request) -> AsyncGenerator[Chunk, None]:
-        self._lineages[request.lineage] = True
+    async def _sample(self, prepared: _Prepared) -> AsyncGenerator[Chunk, None]:
+        self._lineages[prepared.lineage] = True
         granted: int | None = None
         used: int | None = None
         try:
-            granted = await self._bounded(self._budget.take(request.sampling.max_new_tokens))
-            sampling = replace(request.sampling, max_new_tokens=granted)
-            stream = self._engine.stream(request.context_ids, sampling, session_id=request.lineage)
-            async with aclosing(stream):  # type: ignore[type-var]  # each is a generator
+            granted = await self._bounded(self._budget.take(prepared.sampling.max_new_tokens))
+            sampling = replace(prepared.sampling, max_new_tokens=granted)
+            stream = uninterrupted(self._engine, prepared.context_ids, sampling, session_id=prepared.lineage)
+            async with aclosing(stream):
                 while (chunk := await self._bounded(anext(stream, None))) is not None:
                     if chunk.completion is not None:
                         used = len(chunk.completion.token_ids)
                     yield chunk
         finally:
-            self._lineages[request.lineage] = False
+            self._lineages[prepared.lineage] = False
             if granted is not None:
                 self._budget.settle(granted, used)
 
-    def _record(self, request: _Request, said: Completion) -> ChatReply:
-        parsed = self._chat.parse(said.token_ids, request.tools)
-        text = self._chat.decode(said.token_ids)
+    def _message(self, request: ChatRequest, said: Completion) -> Message:
+        """The assistant message in what was sampled, as the client gets it."""
+        text = self._chat.said(said.token_ids)
+        if said.stop_string in request.stop:
+            text = text.partition(said.stop_string)[0]
+        parsed = self._chat.parser.parse(text, request.tools)
+        if parsed.calls and request.tool_choice == "none":
+            parsed = Parsed(text, (), None)
         calls = tuple(
             ToolCall(call.id or self._call_id(index), call.name, call.arguments)
-            for index, call in enumerate(parsed.calls)
+            for index, call in enumerate(parsed.calls[:1] if request.one_call else parsed.calls)
         )
-        message = Message(
-            "assistant",
-            content=parsed.content if parsed.content or not calls else None,
-            tool_calls=calls,
-            reasoning=parsed.reasoning,
-        )
-        finish_reason = "tool_calls" if calls and said.finish_reason == "stop" else said.finish_reason
+        content = parsed.content if parsed.content or not calls else None
+        return Message("assistant", content=content, tool_calls=calls, reasoning=parsed.reasoning)
+
+    def _record(self, prepared: _Prepared, said: Completion, message: Message) -> RecordedReply:
+        text = self._chat.decode(said.token_ids)
+        finish_reason = "tool_calls" if message.tool_calls and said.finish_reason == "stop" else said.finish_reason
         turn = TurnNode(
-            parent=request.parent,
-            prompt_ids=request.prompt_ids,
+            parent=prepared.parent,
+            prompt_ids=prepared.prompt_ids,
             completion=said,
-            messages=(*request.messages[request.covered :], message),
-            interaction_id=f"{self.session_id}-{len(self._tree.turns)}",
-            lineage=request.lineage,
+            messages=(*prepared.request.messages[prepared.covered :], message),
+            interaction_id=prepared.request.interaction_id or self.new_interaction_id(),
+            lineage=prepared.lineage,
             ended=bool(said.token_ids) and said.token_ids[-1] in self._chat.end_ids,
             finish_reason=finish_reason,
-            agent_id=request.agent_id,
-            temperature=request.sampling.temperature or 1.0,  # greedy log-probabilities are those of temperature 1
+            agent_id=prepared.request.agent_id,
+            temperature=prepared.sampling.temperature or 1.0,  # greedy log-probabilities are those of temperature 1
         )
-        self._tree.add(request.tools_key, request.messages, turn, spellings=(message, Message("assistant", text)))
-        usage = Usage(len(request.context_ids), len(said.token_ids), 1)
-        self._usage = Usage(
-            self._usage.prompt_tokens + usage.prompt_tokens,
-            self._usage.completion_tokens + usage.completion_tokens,
-            self._usage.turns + 1,
+        spellings = (message, Message("assistant", text))
+        broken = self._tree.add(prepared.tools_key, prepared.request.messages, turn, spellings)
+        self._totals.breaks.update([broken] if broken else [])
+        usage = Usage(len(prepared.context_ids), len(said.token_ids), 1)
+        self._usage = _sum(self._usage, usage)
+        self._totals.usage = _sum(self._totals.usage, usage)
+        stop_string = said.stop_string if said.stop_string in prepared.request.stop else None
+        return RecordedReply(message, text, finish_reason, usage, turn.interaction_id, said, stop_string)
+
+    def _turn(self, interaction_id: str) -> TurnNode:
+        for turn in reversed(self._tree.turns):
+            if turn.interaction_id == interaction_id:
+                return turn
+        raise GatewayError(
+            f"session {self.session_id} has no interaction {interaction_id!r}", status=404, param="interaction_id"
         )
-        return ChatReply(message, text, finish_reason, usage, turn.interaction_id)
 
     def _lineage_for(self, parent: TurnNode | None) -> str:
         if parent is not None and not parent.children and not self._lineages.get(parent.lineage):
             return parent.lineage
         return f"{self.session_id}/{len(self._lineages)}"
 
-    def _request_seed(self) -> int | None:
+    def _request_seed(self, seed: int | None) -> int | None:
         """A seed of the request's own, drawn from the run's: the members of a group must not sample alike."""
-        self._begun += 1
-        if self._sampling.seed is None:
-            return None
-        return int.from_bytes(self._digest(f"seed {self._sampling.seed} {self._begun}")[:4], "big")
+        return None if seed is None else int.from_bytes(self._digest(f"seed {seed} {self._begun}")[:4], "big")
 
     def _call_id(self, index: int) -> str:
         """Nine letters and digits, the one form that every template accepts (Mistral's insists), and repeatable."""
@@ -283,3 +371,11 @@ class Session(ChatClient):
         except TimeoutError:
             self._check_open()
             raise
+
+
+def _sum(one: Usage, other: Usage) -> Usage:
+    return Usage(
+        one.prompt_tokens + other.prompt_tokens,
+        one.completion_tokens + other.completion_tokens,
+        one.turns + other.turns,
+    )

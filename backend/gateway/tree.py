@@ -103,8 +103,14 @@ class ConversationTree:
                 best = Match(_choose(place.turns, message), known + 1, known + 1)
         return Match(best.parent, best.length, len(messages)) if best else Match(None, 0, len(messages))
 
-    def add(self, tools: bytes, messages: Sequence[Message], turn: TurnNode, spellings: Iterable[Message]) -> None:
-        """Record a turn that answered `messages`; it will be recognised in any of its `spellings`."""
+    def add(
+        self, tools: bytes, messages: Sequence[Message], turn: TurnNode, spellings: Iterable[Message]
+    ) -> str | None:
+        """Record a turn that answered `messages`; it will be recognised in any of its `spellings`.
+
+        Returns:
+            why it had to start a sequence of its own, or None where it did not.
+        """
         reason = self._break_reason(tools, messages, turn)
         if reason is not None:
             self.breaks[reason] += 1
@@ -119,6 +125,7 @@ class ConversationTree:
         said.turns.append(turn)
         for key in others:
             place.children.setdefault(key, said)
+        return reason
 
     def _break_reason(self, tools: bytes, messages: Sequence[Message], turn: TurnNode) -> str | None:
         if not self.turns or (turn.parent is not None and not turn.parent.children):
@@ -128,7 +135,7 @@ class ConversationTree:
             return "tools_changed"
         if any(message.role == "assistant" for message in messages[match.known :]):
             return "history_rewritten"
-        if turn.parent is not None:
+        if turn.parent is not None or match.known == len(messages):
             return "branched"
         if match.parent is not None:
             return "template"  # the tree knows the past, but the template has no suffix for it

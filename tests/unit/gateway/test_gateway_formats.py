@@ -14,7 +14,8 @@ HERMES = get_format("hermes")
         ('<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>', "", [("f", '{"a": "é"}')]),
         ('So:\n<tool_call>{"name": "f", "arguments": {}}</tool_call>', "So:", [("f", "{}")]),
         (
-            '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>{"arguments": {}, "name": "g"}</tool_call>',
+            '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n'
+            '<tool_call>{"arguments": {}, "name": "g"}</tool_call>',
             "",
             [("f", "{}"), ("g", "{}")],
         ),

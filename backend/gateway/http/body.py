@@ -1,0 +1,78 @@
+"""Request bodies: read with a limit, decoded strictly, checked by a model; every fault is a 4xx with a name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sparring.errors import GatewayError
+
+__all__ = ["MAX_BODY_BYTES", "Body", "read_body"]
+
+MAX_BODY_BYTES = 16 * 2**20
+
+_Model = TypeVar("_Model", bound="Body")
+
+
+class Body(BaseModel):
+    """Fields that a route reads. Others are accepted and ignored, as the imitated APIs do."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, protected_namespaces=())
+
+
+async def read_body(request: Request, model: type[_Model], *, invalid_status: int = 400) -> _Model:
+    """
+    Raises:
+        GatewayError: 413 a body over `MAX_BODY_BYTES`, 400 one that is not UTF-8 or not a JSON object,
+            `invalid_status` one whose fields are missing or of a wrong type.
+    """
+    document = _decode(await _read(request))
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = _path(first["loc"]) or "body"
+        raise GatewayError(f"{where}: {first['msg']}", status=invalid_status, param=where) from error
+
+
+async def _read(request: Request) -> bytes:
+    announced = request.headers.get("content-length", "0")
+    parts: list[bytes] = []
+    size = int(announced) if announced.isdecimal() else 0
+    if size <= MAX_BODY_BYTES:
+        size = 0
+        async for part in request.stream():
+            size += len(part)
+            if size > MAX_BODY_BYTES:
+                break
+            parts.append(part)
+    if size > MAX_BODY_BYTES:
+        raise GatewayError(f"the request body is over {MAX_BODY_BYTES} bytes", status=413)
+    return b"".join(parts)
+
+
+def _decode(raw: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(raw.decode("utf-8"), parse_constant=_refuse)
+    except UnicodeDecodeError as error:
+        raise GatewayError(f"the request body is not UTF-8: {error.reason} at byte {error.start}") from error
+    except (ValueError, RecursionError) as error:
+        raise GatewayError(f"the request body is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise GatewayError(f"the request body is a JSON object, not a {type(document).__name__}")
+    return document
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _path(parts: tuple[int | str, ...]) -> str:
+    """`("messages", 0, "role")` as `messages[0].role`."""
+    text = ""
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
