@@ -95,11 +95,11 @@ def _inverse_cdf(p_BV: Tensor, u_B: Tensor) -> Tensor:
     blocks = p_BV.view(rows, vocabulary // width, width)
     outer = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
     target = _below(u_B[:, None] * outer[:, -1:], outer[:, -1:])
-    block = torch.searchsorted(outer, target, right=True)
+    block = torch.searchsorted(outer, target, right=True).clamp(max=outer.shape[-1] - 1)  # logits may be NaN
     before = torch.where(block > 0, outer.gather(-1, (block - 1).clamp(min=0)), 0.0)
     inner = blocks[torch.arange(rows, device=p_BV.device), block[:, 0]].cumsum(-1, dtype=torch.float64)
     offset = torch.searchsorted(inner, _below(target - before, inner[:, -1:]), right=True)
-    return (block * width + offset)[:, 0]
+    return (block * width + offset.clamp(max=width - 1))[:, 0]
 
 
 def _below(target: Tensor, total: Tensor) -> Tensor:

@@ -187,7 +187,10 @@ def _slot_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, atte
     """transformers' attention interface: `[1, heads, N, D]` in, `[1, N, heads, D]` out."""
     for name in _UNSUPPORTED:
         if kwargs.get(name) is not None:
-            raise EngineError(f"the embedded engine cannot run attention with {name!r}. Use engine.type=sglang")
+            raise EngineError(
+                f"the embedded engine cannot run a model of type {module.config.model_type}: its attention takes "
+                f"{name!r}. Use engine.type=sglang for it"
+            )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     return slot_cache.attend(module.layer_idx, query, key, value, scaling), None
 
