@@ -1,0 +1,301 @@
+"""Sandboxes without a daemon: bubblewrap, over an overlay that is held by a process of its own.
+
+Each sandbox has a holder: a process in a private mount namespace, in which a tmpfs of bounded size is the upper side of
+an overlay over the root file system. When the holder ends, or we die, the kernel takes mounts and files away; nothing
+lies in a temporary folder. Each command enters that namespace, drops to an unprivileged user and runs under `bwrap` in
+process, network, user and other namespaces of its own, so that killing it ends all that it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
+
+from sparring.errors import ConfigError, SandboxError
+from sparring.sandbox.cgroup import ControlGroup, reap_cgroups
+from sparring.sandbox.core import MIB, Sandbox, SandboxSpec
+from sparring.sandbox.process import HostProcess, OnOutput
+from sparring.sandbox.provider import SandboxProvider
+from sparring.sandbox.seccomp import seccomp_program
+
+__all__ = ["BubblewrapProvider", "BubblewrapSandbox"]
+
+# Who a command is outside its user namespace, where root starts it: an account that owns nothing.
+_NOBODY = 65534
+_TOOLS = ("bwrap", "unshare", "nsenter", "setpriv", "prlimit", "mount", "timeout")
+_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat"}
+_SHM_BYTES = 16 * MIB
+# Where `make images` leaves a root file system, and of the host's /etc what its /usr is of little use without.
+_DEFAULT_ROOT = Path(os.environ.get("SPARRING_ROOTFS", "/var/lib/sparring/rootfs"))
+_HOST_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl", "ca-certificates", "mime.types")
+
+# $1 mount point, $2 MiB, $3 lower folder, $4 owner, $5 work folder, $6 where in the root the lower folder belongs,
+# $7 mount options, $8 and $9 files and folders of the host's /etc to make room for.
+# The tmpfs is mounted over $1 in this namespace alone.
+_HOLD = """
+set -e
+mount -t tmpfs -o "size=$2m,mode=755,nosuid,nodev" tmpfs "$1"
+cd "$1"
+mkdir upper work root
+at=upper
+if [ -n "$6" ]; then
+  at=root
+  mkdir "root$6" && ln -s usr/bin usr/sbin usr/lib usr/lib64 root/
+fi
+mkdir -p $at/tmp "$at$5" $at/etc $at/proc $at/dev
+chmod 1777 $at/tmp && chown "$4" "$at$5"
+echo 'root:x:0:0:root:/root:/bin/sh
+agent:x:1000:1000:agent:/tmp:/bin/sh' > $at/etc/passwd
+echo 'root:x:0:
+agent:x:1000:' > $at/etc/group
+for name in $8; do : > "root/etc/$name"; done
+[ -z "$9" ] || (cd root/etc && mkdir $9)
+mount -t overlay -o "lowerdir=$3,upperdir=$1/upper,workdir=$1/work$7" overlay "$1/root$6"
+echo ready
+read -r _ || :
+"""
+# Joins the control groups named in $1, then becomes the command.
+_JOIN = 'for g in $1; do echo 0 > "$g/cgroup.procs" || exit 125; done; shift; exec "$@"'
+
+
+class _BubblewrapProcess(HostProcess):
+    """A command under bwrap, which says on `status` whether an exit code is the command's or a failure of its own."""
+
+    status: int = -1
+
+    def __init__(self, on_output: OnOutput) -> None:
+        super().__init__(self._tap(on_output))
+        self._first_error = b""
+
+    def _tap(self, on_output: OnOutput) -> OnOutput:
+        def tapped(stream: int, data: bytes) -> None:
+            if stream == 2 and len(self._first_error) < 500:
+                self._first_error += data[:500]
+            on_output(stream, data)
+
+        return tapped
+
+    def _conclude(self, exit_code: int) -> None:
+        said = os.read(self.status, 4096)
+        os.close(self.status)
+        # A signal ends the whole chain of programs without a word, and is the command's fate; a plain exit of
+        # anything but the command is a failure to run it.
+        if b'"exit-code"' in said or exit_code > 128:
+            self.finished.set_result(exit_code)
+        else:
+            reason = self._first_error.decode(errors="replace").strip()
+            self.finished.set_exception(SandboxError(f"bubblewrap could not run a command: {reason or exit_code}"))
+
+
+class BubblewrapSandbox(Sandbox):
+    """A root file system with a copy-on-write overlay; each command is a bubblewrap container of its own.
+
+    Files are shared by the commands of a sandbox; processes are not, and end with the command, or the session, that
+    started them. `spec.image` is a folder with a root file system, "/usr" for the host's, or "": what `make images`
+    left in SPARRING_ROOTFS (default /var/lib/sparring/rootfs) if it is there, else the host's /usr.
+    """
+
+    kind: ClassVar[str] = "bubblewrap"
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        super().__init__(spec)
+        if spec.network:
+            raise ConfigError("a bubblewrap sandbox has no network; an allow-list needs Docker")
+        if spec.image not in ("", "/usr") and not (Path(spec.image) / "usr").is_dir():
+            raise ConfigError(f"bubblewrap's image is a folder with a root file system, not {spec.image!r}")
+        if any(character in spec.image for character in ":,\\"):
+            raise ConfigError(f"overlayfs takes no ':', ',' or backslash in a path: {spec.image!r}")
+        image = spec.image or (str(_DEFAULT_ROOT) if (_DEFAULT_ROOT / "usr").is_dir() else "/usr")
+        self._lower = str(Path(image).resolve())
+        self._mount_point = _mount_point(self._lower)
+        self._root = os.geteuid() == 0
+        self._holder: HostProcess | None = None
+        self._group: ControlGroup | None = None
+        self._processes: set[_BubblewrapProcess] = set()
+        self._seccomp = seccomp_program()
+
+    async def _start(self, timeout_s: float) -> None:
+        files_mib = self.spec.disk_mib + max(16, self.spec.disk_mib // 4)
+        self._group = ControlGroup.create(
+            self.id,
+            memory_bytes=(self.spec.memory_mib + files_mib) * MIB,
+            pids=self.spec.pids,
+            cpus=self.spec.cpus,
+        )
+        unshare = ["unshare", "--mount", "--propagation", "private"]
+        owner = f"{_NOBODY}:{_NOBODY}"
+        if not self._root:
+            unshare += ["--user", "--map-root-user"]
+            owner = "0:0"
+        where = "/usr" if self._lower == "/usr" else ""
+        options = "" if self._root else ",userxattr"
+        files, folders = _host_etc() if where else ("", "")
+        hold = ["sh", "-c", _HOLD, "sh", self._mount_point, str(files_mib), self._lower, owner, self.workdir, where]
+        hold += [options, files, folders]
+        output = bytearray()
+        ready = asyncio.Event()
+
+        def on_output(_: int, data: bytes) -> None:
+            output.extend(data[:4096])
+            if b"ready\n" in output:
+                ready.set()
+
+        try:
+            self._holder = await HostProcess.spawn([*unshare, "--", *hold], on_output, env=_HOST_ENV, stdin=True)
+        except OSError as error:
+            raise SandboxError(f"{self} did not start: {error}; is util-linux installed?") from error
+        waiting: asyncio.Future[Any] = asyncio.ensure_future(ready.wait())
+        ended: asyncio.Future[Any] = self._holder.finished
+        try:
+            await asyncio.wait([waiting, ended], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if not ready.is_set():
+            raise SandboxError(
+                f"bubblewrap's overlay could not be mounted: {output.decode(errors='replace').strip()}; it needs root, "
+                "or unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1) and Linux 5.11"
+            )
+
+    async def _stop(self) -> None:
+        processes: list[HostProcess] = [*self._processes, *([self._holder] if self._holder else [])]
+        self._holder = None
+        for process in processes:
+            process.kill()
+        if processes:
+            await asyncio.wait([process.finished for process in processes], timeout=5.0)
+        group, self._group = self._group, None
+        if group is not None:
+            await group.remove()
+
+    async def alive(self) -> bool:
+        return self._holder is not None and not self._holder.finished.done()
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        on_output: OnOutput,
+        *,
+        stdin: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout_s: float | None = None,
+    ) -> _BubblewrapProcess:
+        if self._holder is None or self._holder.finished.done():
+            raise SandboxError(f"{self} is not running; start it first")
+        if user not in (None, "root", "0", "1000"):
+            raise SandboxError(f"a bubblewrap sandbox has the users root and 1000, not {user!r}")
+        if timeout_s is not None:
+            argv = ["timeout", "-k", "0.5", f"{timeout_s:g}", *argv]
+        if cwd:
+            # Not bwrap's --chdir: a folder that is not there is the command's failure, not the sandbox's.
+            argv = ["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh", cwd, *argv]
+        uid = "0" if user in ("root", "0") else "1000"
+        variables = _ENV | dict(self.spec.env) | dict(env or {})
+        groups = " ".join(map(str, self._group.folders)) if self._group else ""
+        status, said = os.pipe()
+        os.set_blocking(status, False)
+        pass_fds = [said]
+        if self._seccomp is not None:
+            pass_fds.append(_readable(self._seccomp))
+        command = [
+            *("sh", "-c", _JOIN, "sh", groups),
+            *self._enter(),
+            *(() if self._group else self._prlimit()),
+            *("bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+            *("--uid", uid, "--gid", uid, "--hostname", "sandbox", "--clearenv"),
+            *(word for name, value in variables.items() for word in ("--setenv", name, value)),
+            *("--bind", f"{self._mount_point}/root", "/", "--proc", "/proc", "--dev", "/dev"),
+            *(_bind_host_etc() if self._lower == "/usr" else ()),
+            *("--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
+            *("--json-status-fd", str(said), *(("--seccomp", str(pass_fds[1])) if self._seccomp is not None else ())),
+            *("--chdir", self.workdir, "--", *argv),
+        ]
+        try:
+            process = await _BubblewrapProcess.spawn(command, on_output, env=_HOST_ENV, stdin=stdin, pass_fds=pass_fds)
+            process.status = status
+        except OSError as error:
+            os.close(status)
+            raise SandboxError(f"{self} could not start a command: {error}") from error
+        finally:
+            for descriptor in pass_fds:
+                os.close(descriptor)
+        self._processes.add(process)
+        process.finished.add_done_callback(lambda _: self._processes.discard(process))
+        return process
+
+    def _enter(self) -> list[str]:
+        assert self._holder is not None
+        target = ["nsenter", "--target", str(self._holder.pid), "--mount"]
+        if not self._root:
+            return [*target, "--user", "--preserve-credentials", "--"]
+        ids = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]
+        return [*target, "--", "setpriv", *ids, "--"]
+
+    def _prlimit(self) -> list[str]:
+        """Without control groups: memory of each process, and processes of the user. Weaker, and doctor says so."""
+        memory = self.spec.memory_mib * MIB
+        return ["prlimit", f"--as={memory}", f"--nproc={self.spec.pids}", "--core=0", "--"]
+
+    async def oom_kills(self) -> int:
+        return self._group.oom_kills() if self._group else 0
+
+
+class BubblewrapProvider(SandboxProvider):
+    """Sandboxes by bubblewrap: bwrap and util-linux, no daemon, and no root where user namespaces are open."""
+
+    kind: ClassVar[str] = "bubblewrap"
+
+    async def open(self) -> None:
+        missing = [tool for tool in _TOOLS if shutil.which(tool, path=_HOST_ENV["PATH"]) is None]
+        if missing:
+            raise SandboxError(f"bubblewrap sandboxes need {', '.join(missing)}: apt-get install bubblewrap util-linux")
+        reap_cgroups()
+        async with self.make(SandboxSpec(memory_mib=64, disk_mib=16)) as probe:
+            result = await probe.exec(["true"], timeout_s=20.0)
+        if not result.ok:
+            raise SandboxError(
+                f"bubblewrap does not work here: {result.stderr.strip()[-300:]}; unprivileged user namespaces may "
+                "be off (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0)"
+            )
+
+    def make(self, spec: SandboxSpec) -> BubblewrapSandbox:
+        return BubblewrapSandbox(spec)
+
+
+_HOST_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+
+
+def _readable(data: bytes) -> int:
+    """A descriptor from which `data` can be read; it fits into a pipe."""
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, data)
+    finally:
+        os.close(writing)
+    return reading
+
+
+@functools.cache
+def _host_etc() -> tuple[str, str]:
+    """The files and the folders of `_HOST_ETC` that this host has, each as words of a shell."""
+    there = [name for name in _HOST_ETC if (Path("/etc") / name).exists()]
+    folders = [name for name in there if (Path("/etc") / name).is_dir()]
+    return " ".join(name for name in there if name not in folders), " ".join(folders)
+
+
+def _bind_host_etc() -> list[str]:
+    return [word for name in " ".join(_host_etc()).split() for word in ("--ro-bind", f"/etc/{name}", f"/etc/{name}")]
+
+
+def _mount_point(lower: str) -> str:
+    """A folder to mount over in the holder's own namespace, which must not hide the lower folder."""
+    for candidate in ("/mnt", "/media", "/srv", "/opt"):
+        if os.path.isdir(candidate) and not PurePosixPath(lower).is_relative_to(candidate):
+            return candidate
+    raise SandboxError(f"none of /mnt, /media, /srv and /opt can be mounted over for {lower}")

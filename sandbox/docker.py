@@ -1,0 +1,243 @@
+"""Sandboxes in Docker containers: no network, no capabilities, a read-only root, everything bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, ClassVar
+
+from sparring.errors import SandboxError
+from sparring.sandbox.core import MIB, Sandbox, SandboxSpec
+from sparring.sandbox.daemon import ContainerGone, DockerDaemon
+from sparring.sandbox.docker_exec import DockerProcess
+from sparring.sandbox.egress import PROXY_ENV, Egress
+from sparring.sandbox.owner import Owner
+from sparring.sandbox.process import OnOutput
+from sparring.sandbox.provider import SandboxProvider
+from sparring.sandbox.reaper import OWNER_LABEL, labels, reap
+
+__all__ = ["DEFAULT_IMAGE", "DockerProvider", "DockerSandbox", "container_options"]
+
+DEFAULT_IMAGE = "sparring/python:latest"
+AGENT = "1000:1000"
+# The container's own process: it idles without ever forking, so that it works at the process limit too, and on
+# SIGUSR1 kills all else. It runs as root with CAP_KILL alone; what the model runs has another user and no capability,
+# and so can neither kill it nor escape it.
+_MAIN = 'trap "kill -9 -1" USR1; while :; do read -r _; [ $? -gt 128 ] || sleep 1; done'
+_ENV = {"HOME": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat"}
+
+
+def container_options(spec: SandboxSpec) -> dict[str, Any]:
+    """Arguments of the SDK's `create_host_config` that harden a container for `spec`."""
+    tmp_mib = max(16, spec.disk_mib // 4)
+    # Files in a tmpfs count as the container's memory; they come on top of what its processes get.
+    memory = (spec.memory_mib + spec.disk_mib + tmp_mib) * MIB
+    return {
+        "init": True,
+        "network_mode": "none",
+        "read_only": True,
+        "tmpfs": {
+            spec.workdir: f"rw,exec,nosuid,nodev,size={spec.disk_mib}m,uid=1000,gid=1000,mode=755",
+            "/tmp": f"rw,exec,nosuid,nodev,size={tmp_mib}m,mode=1777",
+        },
+        "cap_drop": ["ALL"],
+        "cap_add": ["KILL"],
+        "security_opt": ["no-new-privileges"],
+        "pids_limit": spec.pids,
+        "mem_limit": memory,
+        "memswap_limit": memory,
+        "nano_cpus": int(spec.cpus * 1e9),
+        "shm_size": 16 * MIB,
+        "log_config": {"type": "none", "config": {}},
+    }
+
+
+class DockerSandbox(Sandbox):
+    """A container of its own, started by `start` and removed by `stop`. Made by a `DockerProvider`."""
+
+    kind: ClassVar[str] = "docker"
+
+    def __init__(self, spec: SandboxSpec, daemon: DockerDaemon, owner: Owner, egress: Egress | None = None) -> None:
+        super().__init__(spec)
+        self._daemon = daemon
+        self._owner = owner
+        self._egress = egress
+        self._name = f"sparring-{self.id}"
+        self._created: asyncio.Future[None] | None = None
+        self._running = False
+        self._purge: asyncio.Task[None] | None = None
+        self._processes: set[DockerProcess] = set()
+
+    async def _start(self, timeout_s: float) -> None:
+        volume = await self._egress.volume() if self._egress else None
+        api = self._daemon.api
+
+        def create_and_start() -> None:
+            options = container_options(self.spec)
+            if volume:
+                options["binds"] = {volume: {"bind": Egress.FOLDER, "mode": "ro"}}
+            api.create_container(
+                self.spec.image or DEFAULT_IMAGE,
+                ["-c", _MAIN],
+                entrypoint=["/bin/sh"],
+                name=self._name,
+                user="0:0",
+                working_dir=self.spec.workdir,
+                environment=_ENV | (PROXY_ENV if volume else {}) | dict(self.spec.env),
+                stdin_open=True,
+                labels=labels(self._owner, self.spec.lifetime_s),
+                host_config=api.create_host_config(**options),
+            )
+            api.start(self._name)
+
+        self._created = self._daemon.submit(create_and_start)
+        await self._daemon.result(self._created, timeout_s=timeout_s)
+        self._running = True
+        if self._egress:
+            await self._egress.open_inside(self._name)
+
+    async def _stop(self) -> None:
+        self._running = False
+        for process in self._processes:
+            process.abandon()
+        if self._purge is not None:
+            self._purge.cancel()
+        created, self._created = self._created, None
+        if created is None:
+            return
+        # Removal is owed even if the caller is cancelled here, and after a start that still goes on in its thread.
+        await asyncio.shield(asyncio.get_running_loop().create_task(self._remove(created)))
+
+    async def _remove(self, created: asyncio.Future[None]) -> None:
+        await asyncio.wait([created], timeout=60.0)
+        with contextlib.suppress(SandboxError):  # a daemon that is gone: the reaper's, when it is back
+            await self._daemon.call(
+                lambda: self._daemon.api.remove_container(self._name, force=True, v=True), timeout_s=60.0
+            )
+        finished = [process.finished for process in self._processes if not process.finished.done()]
+        if finished:
+            await asyncio.wait(finished, timeout=5.0)
+
+    async def alive(self) -> bool:
+        try:
+            state = await self._daemon.call(lambda: self._daemon.api.inspect_container(self._name), timeout_s=10.0)
+        except SandboxError:
+            return False
+        return self._running and bool(state["State"]["Running"])
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        on_output: OnOutput,
+        *,
+        stdin: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout_s: float | None = None,
+    ) -> DockerProcess:
+        if not self._running:
+            raise SandboxError(f"{self} is not running; start it first")
+        if self._purge is not None:
+            await asyncio.wait([self._purge])
+        if timeout_s is not None:
+            argv = ["timeout", "-k", "0.5", f"{timeout_s:g}", *argv]
+        try:
+            process = await DockerProcess.spawn(
+                self._daemon,
+                self._name,
+                argv,
+                on_output,
+                self._begin_purge,
+                stdin=stdin,
+                env=env or {},
+                cwd=str(PurePosixPath(self.workdir) / (cwd or ".")),
+                user=user or AGENT,
+            )
+        except ContainerGone as error:
+            raise SandboxError(f"{self} is gone: {error}; was the daemon restarted?") from error
+        self._processes.add(process)
+        process.finished.add_done_callback(lambda _: self._processes.discard(process))
+        return process
+
+    def _begin_purge(self) -> None:
+        if self._purge is None or self._purge.done():
+            self._purge = asyncio.get_running_loop().create_task(self._kill_everything())
+
+    async def _kill_everything(self) -> None:
+        """End every process but the container's own. Sessions and commands that run beside it end too."""
+        with contextlib.suppress(SandboxError):  # a broken sandbox says so at the next command
+            await self._daemon.call(lambda: self._daemon.api.kill(self._name, "SIGUSR1"), timeout_s=10.0)
+            if self._egress:
+                await self._egress.open_inside(self._name)
+
+    async def oom_kills(self) -> int:
+        counters = ["cat", "/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"]
+
+        def count() -> int:
+            created = self._daemon.api.exec_create(self._name, counters, stderr=False)
+            found = re.findall(rb"oom_kill (\d+)", self._daemon.api.exec_start(created["Id"]))
+            return sum(map(int, found))
+
+        try:
+            return await self._daemon.call(count, timeout_s=1.0)
+        except SandboxError:
+            return 0
+
+
+class DockerProvider(SandboxProvider):
+    """Sandboxes of one Docker daemon: `host`, else DOCKER_HOST, else the local socket.
+
+    Opening reaps what dead runs left; so does closing, and the end of the interpreter removes what is still there.
+    """
+
+    kind: ClassVar[str] = "docker"
+
+    def __init__(self, host: str | None = None, *, warm: int = 0) -> None:
+        super().__init__(warm=warm)
+        self.daemon = DockerDaemon(host)
+        self._owner = Owner.current()
+        self._egress: dict[tuple[str, ...], Egress] = {}
+
+    async def open(self) -> None:
+        await self.daemon.connect()
+        await self.daemon.call(lambda: reap(self.daemon.api), timeout_s=120.0)
+        _reap_at_exit(self.daemon.host, self._owner)
+
+    def make(self, spec: SandboxSpec) -> DockerSandbox:
+        egress = None
+        if spec.network:
+            egress = self._egress.setdefault(spec.network, Egress(self.daemon, self._owner, spec.network))
+        return DockerSandbox(spec, self.daemon, self._owner, egress)
+
+    async def close(self) -> None:
+        await super().close()
+        await asyncio.gather(*(egress.close() for egress in self._egress.values()))
+        self._egress.clear()
+        await self.daemon.close()
+
+
+_exit_hooks: set[tuple[str, Owner]] = set()
+
+
+def _reap_at_exit(host: str, owner: Owner) -> None:
+    """Once a process and daemon: at the interpreter's end, remove what this process still has there."""
+    if (host, owner) in _exit_hooks:
+        return
+    _exit_hooks.add((host, owner))
+
+    def at_exit() -> None:
+        import docker
+        import requests.exceptions
+
+        if Owner.current() != owner:  # a fork that ends: the sandboxes are its parent's
+            return
+        with contextlib.suppress(docker.errors.DockerException, requests.exceptions.RequestException, OSError):
+            api = docker.APIClient(base_url=host, version="auto", timeout=30)
+            reap(api, lambda found: found.get(OWNER_LABEL) == str(owner))
+
+    atexit.register(at_exit)
