@@ -179,7 +179,7 @@ class Session(ChatClient):
         """All messages up to and with the one that an earlier turn said.
 
         Raises:
-            GatewayError: status 404, there is no such turn.
+            GatewayError: there is no such turn.
         """
         return tuple(message for turn in self._turn(interaction_id).path for message in turn.messages)
 
@@ -333,7 +333,7 @@ class Session(ChatClient):
             if turn.interaction_id == interaction_id:
                 return turn
         raise GatewayError(
-            f"session {self.session_id} has no interaction {interaction_id!r}", status=404, param="interaction_id"
+            f"session {self.session_id} has no interaction {interaction_id!r}", param="interaction_id"
         )
 
     def _lineage_for(self, parent: TurnNode | None) -> str:

@@ -1,17 +1,25 @@
 """A chat model without weights: a byte-level tokenizer and ChatML, in a Hugging Face folder."""
 
 import json
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from sparring.backend.gateway import ChatFormat
+from sparring.backend.engines.base import SamplingParams
+from sparring.backend.engines.scripted import ScriptedEngine
+from sparring.backend.gateway import ChatFormat, Recorder
+from sparring.backend.gateway.http import GatewayServer
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+
+
+SAMPLING = SamplingParams(max_new_tokens=256, temperature=0.7)
 
 
 def _write_model(folder: Path, template: str | None = CHATML, **config: object) -> Path:
@@ -42,3 +50,46 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def chat(model_folder: Path) -> ChatFormat:
     return ChatFormat.load(model_folder, tool_template="hermes")
+
+
+@pytest.fixture
+def ids(chat):
+    """Token ids of a text, special tokens included."""
+    return lambda text: chat._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.fixture
+def open_recorder(chat, ids):
+    """A recorder over an engine that says the given texts one after another."""
+
+    @asynccontextmanager
+    async def open_(*texts, sampling=SAMPLING, max_length=4096, **options):
+        engine = ScriptedEngine([ids(text) for text in texts], decode=chat.decode, **options)
+        await engine.start()
+        recorder = Recorder(engine, chat, sampling, max_length=max_length)
+        yield recorder
+        await recorder.aclose()
+
+    return open_
+
+
+@pytest.fixture
+def serve(open_recorder):
+    """As `open_recorder`, served over HTTP: gives the server, the recorder, and a client without a key."""
+
+    @asynccontextmanager
+    async def serve_(*texts, capacity=None, limits=None, **options):
+        async with open_recorder(*texts, **options) as recorder:
+            server = GatewayServer(recorder, capacity=capacity, limits=limits)
+            async with server, httpx.AsyncClient(base_url=server.base_url.removesuffix("/v1")) as http:
+                yield server, recorder, http
+
+    return serve_
+
+
+@pytest.fixture
+def open_session():
+    def open_(recorder, session_id="episode-1", *, turn_budget=100, token_budget=100_000, **options):
+        return recorder.open_session(session_id, turn_budget=turn_budget, token_budget=token_budget, **options)
+
+    return open_

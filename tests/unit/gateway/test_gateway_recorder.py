@@ -1,7 +1,6 @@
 """The recorder: what was sampled is what is exported, whatever the client does between two turns."""
 
 import asyncio
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -19,31 +18,7 @@ SAMPLING = SamplingParams(max_new_tokens=256, temperature=0.7)
 CALL_TEXT = '<tool_call>\n{"name": "add", "arguments": {"a": 2,  "b": 3}}\n</tool_call>'
 
 
-@pytest.fixture
-def ids(chat):
-    return lambda text: chat._tokenizer.encode(text, add_special_tokens=False).ids
-
-
-@pytest.fixture
-def open_recorder(chat, ids):
-    """A recorder over an engine that says the given texts one after another."""
-
-    @asynccontextmanager
-    async def open_(*texts, sampling=SAMPLING, max_length=4096, **engine_options):
-        engine = ScriptedEngine([ids(text) for text in texts], **engine_options)
-        await engine.start()
-        recorder = Recorder(engine, chat, sampling, max_length=max_length)
-        yield recorder
-        await recorder.aclose()
-
-    return open_
-
-
-def open_session(recorder, session_id="episode-1", *, turn_budget=100, token_budget=10_000, **options):
-    return recorder.open_session(session_id, turn_budget=turn_budget, token_budget=token_budget, **options)
-
-
-async def test_a_conversation_with_a_tool_is_one_sequence(chat, open_recorder):
+async def test_a_conversation_with_a_tool_is_one_sequence(chat, open_recorder, open_session):
     async with open_recorder(CALL_TEXT + END, "Five." + END) as recorder:
         session = open_session(recorder)
         call = await session.chat([SYSTEM, USER])
@@ -70,7 +45,7 @@ async def test_a_conversation_with_a_tool_is_one_sequence(chat, open_recorder):
         assert record.usage.turns == 2
 
 
-async def test_each_token_carries_the_version_that_sampled_it(open_recorder):
+async def test_each_token_carries_the_version_that_sampled_it(open_recorder, open_session):
     async with open_recorder("One." + END, "Two." + END) as recorder:
         session = open_session(recorder)
         first = await session.chat([USER])
@@ -83,7 +58,7 @@ async def test_each_token_carries_the_version_that_sampled_it(open_recorder):
         assert set(sequence.policy_versions[~sequence.action_mask]) == {-1}
 
 
-async def test_raw_text_handed_back_is_the_same_message(open_recorder):
+async def test_raw_text_handed_back_is_the_same_message(open_recorder, open_session):
     async with open_recorder(CALL_TEXT + END, "Five." + END) as recorder:
         session = open_session(recorder)
         reply = await session.chat([USER])
@@ -91,14 +66,14 @@ async def test_raw_text_handed_back_is_the_same_message(open_recorder):
         assert len(recorder.close_session("episode-1").sequences) == 1
 
 
-async def test_a_malformed_call_stays_text(open_recorder):
+async def test_a_malformed_call_stays_text(open_recorder, open_session):
     async with open_recorder('<tool_call>{"name": "add", "argu</tool_call>' + END) as recorder:
         reply = await open_session(recorder).chat([USER])
         assert reply.message.content == reply.text == '<tool_call>{"name": "add", "argu</tool_call>'
         assert reply.message.tool_calls == ()
 
 
-async def test_a_turn_cut_by_length_is_closed_by_tokens_nobody_sampled(chat, open_recorder):
+async def test_a_turn_cut_by_length_is_closed_by_tokens_nobody_sampled(chat, open_recorder, open_session):
     async with open_recorder("abcdef" + END, "ok" + END) as recorder:
         session = open_session(recorder)
         reply = await session.chat([USER], max_new_tokens=3)
@@ -111,7 +86,7 @@ async def test_a_turn_cut_by_length_is_closed_by_tokens_nobody_sampled(chat, ope
         assert not sequence.action_mask[turn.end]
 
 
-async def test_rewritten_history_starts_a_sequence_and_says_why(open_recorder):
+async def test_rewritten_history_starts_a_sequence_and_says_why(open_recorder, open_session):
     async with open_recorder("One." + END, "Two." + END) as recorder:
         session = open_session(recorder)
         await session.chat([USER])
@@ -121,7 +96,7 @@ async def test_rewritten_history_starts_a_sequence_and_says_why(open_recorder):
         assert record.breaks == {"history_rewritten": 1}
 
 
-async def test_changed_tools_start_a_sequence(open_recorder):
+async def test_changed_tools_start_a_sequence(open_recorder, open_session):
     async with open_recorder("One." + END, "Two." + END) as recorder:
         session = open_session(recorder)
         reply = await session.chat([USER])
@@ -130,7 +105,7 @@ async def test_changed_tools_start_a_sequence(open_recorder):
         assert recorder.close_session("episode-1").breaks == {"tools_changed": 1}
 
 
-async def test_parallel_samples_of_one_prompt_are_all_recorded_and_each_token_trains_once(open_recorder):
+async def test_parallel_samples_of_one_prompt_are_all_recorded_and_each_token_trains_once(open_recorder, open_session):
     async with open_recorder("One." + END, "Same." + END, "Same." + END, "End." + END) as recorder:
         session = open_session(recorder)
         first = await session.chat([USER])
@@ -145,7 +120,7 @@ async def test_parallel_samples_of_one_prompt_are_all_recorded_and_each_token_tr
         assert sorted(len(s.turns) for s in record.sequences) in ([1, 3], [2, 2])
 
 
-async def test_interleaved_agents_each_extend_their_own_sequence(open_recorder):
+async def test_interleaved_agents_each_extend_their_own_sequence(open_recorder, open_session):
     async with open_recorder(*(f"{n}" + END for n in range(6))) as recorder:
         session = open_session(recorder)
         talks = {name: [Message("system", name), USER] for name in ("planner", "worker")}
@@ -159,7 +134,7 @@ async def test_interleaved_agents_each_extend_their_own_sequence(open_recorder):
         assert [len(s.turns) for s in record.sequences] == [3, 3]
 
 
-async def test_the_turn_budget_is_a_truncation(open_recorder):
+async def test_the_turn_budget_is_a_truncation(open_recorder, open_session):
     async with open_recorder("One." + END) as recorder:
         session = open_session(recorder, turn_budget=1)
         reply = await session.chat([USER])
@@ -169,7 +144,7 @@ async def test_the_turn_budget_is_a_truncation(open_recorder):
         assert recorder.close_session("episode-1").exhausted is StopReason.MAX_TURNS
 
 
-async def test_the_token_budget_is_never_overdrawn(open_recorder):
+async def test_the_token_budget_is_never_overdrawn(open_recorder, open_session):
     async with open_recorder("abcdef" + END, "ghijkl" + END) as recorder:
         session = open_session(recorder, token_budget=10)
         reply = await session.chat([USER])
@@ -180,21 +155,21 @@ async def test_the_token_budget_is_never_overdrawn(open_recorder):
         assert caught.value.stop_reason == StopReason.MAX_TOKENS
 
 
-async def test_requests_at_once_wait_for_tokens_that_others_give_back(open_recorder):
+async def test_requests_at_once_wait_for_tokens_that_others_give_back(open_recorder, open_session):
     async with open_recorder("ab" + END, "cd" + END, latency_s=0.001) as recorder:
         session = open_session(recorder, token_budget=SAMPLING.max_new_tokens)
         replies = await asyncio.gather(session.chat([USER]), session.chat([USER]))
         assert [reply.text for reply in replies] == ["ab", "cd"]
 
 
-async def test_an_opening_that_does_not_fit_is_an_error_with_its_length(open_recorder):
+async def test_an_opening_that_does_not_fit_is_an_error_with_its_length(open_recorder, open_session):
     async with open_recorder("One.", max_length=20) as recorder:
         with pytest.raises(GatewayError, match=r"prompt of \d+ tokens.*context of 20.*max_length") as caught:
             await open_session(recorder).chat([USER])
         assert not isinstance(caught.value, BudgetExhausted)
 
 
-async def test_a_full_context_later_is_a_truncation(open_recorder):
+async def test_a_full_context_later_is_a_truncation(open_recorder, open_session):
     async with open_recorder("abc" + END, max_length=70) as recorder:
         session = open_session(recorder)
         reply = await session.chat([USER])
@@ -204,7 +179,7 @@ async def test_a_full_context_later_is_a_truncation(open_recorder):
         assert len(recorder.close_session("episode-1").sequences) == 1
 
 
-async def test_a_dead_engine_leaves_what_was_recorded(open_recorder):
+async def test_a_dead_engine_leaves_what_was_recorded(open_recorder, open_session):
     async with open_recorder("One." + END, "Two." + END) as recorder:
         session = open_session(recorder, turn_budget=2)
         reply = await session.chat([USER])
@@ -216,7 +191,7 @@ async def test_a_dead_engine_leaves_what_was_recorded(open_recorder):
         assert record.usage.turns == 1
 
 
-async def test_evaluation_samples_by_its_own_settings(open_recorder):
+async def test_evaluation_samples_by_its_own_settings(open_recorder, open_session):
     async with open_recorder("One." + END) as recorder:
         session = open_session(recorder, evaluation=SamplingParams(max_new_tokens=2, temperature=0.0))
         assert (await session.chat([USER])).text == "On"
@@ -224,7 +199,7 @@ async def test_evaluation_samples_by_its_own_settings(open_recorder):
         assert sequence.turns[0].temperature == 1.0
 
 
-async def test_requests_get_seeds_of_their_own_that_repeat(chat, ids):
+async def test_requests_get_seeds_of_their_own_that_repeat(chat, ids, open_session):
     async def seeds():
         seen = []
 
@@ -248,7 +223,7 @@ async def test_requests_get_seeds_of_their_own_that_repeat(chat, ids):
     assert first == await seeds()
 
 
-async def test_ending_a_session_ends_its_requests(open_recorder):
+async def test_ending_a_session_ends_its_requests(open_recorder, open_session):
     async with open_recorder("One." + END, latency_s=60) as recorder:
         session = open_session(recorder)
         request = asyncio.ensure_future(session.chat([USER]))
@@ -264,14 +239,14 @@ async def test_ending_a_session_ends_its_requests(open_recorder):
             await session.chat([USER])
 
 
-async def test_a_session_does_not_outlive_its_deadline(open_recorder):
+async def test_a_session_does_not_outlive_its_deadline(open_recorder, open_session):
     async with open_recorder("One." + END, latency_s=60) as recorder:
         session = open_session(recorder, deadline_s=0.01)
         with pytest.raises(GatewayError, match="deadline"):
             await session.chat([USER])
 
 
-async def test_ids_and_keys_are_taken_once(open_recorder):
+async def test_ids_and_keys_are_taken_once(open_recorder, open_session):
     async with open_recorder() as recorder:
         session = open_session(recorder)
         with pytest.raises(GatewayError, match="already open") as caught:
@@ -285,7 +260,7 @@ async def test_ids_and_keys_are_taken_once(open_recorder):
             recorder.close_session("episode-1")
 
 
-async def test_call_ids_repeat_and_differ_within_a_session(open_recorder):
+async def test_call_ids_repeat_and_differ_within_a_session(open_recorder, open_session):
     async def run():
         async with open_recorder(CALL_TEXT * 2 + END, CALL_TEXT + END) as recorder:
             session = open_session(recorder)
@@ -299,7 +274,7 @@ async def test_call_ids_repeat_and_differ_within_a_session(open_recorder):
     assert all(len(id_) == 9 and id_.isalnum() for id_ in found)
 
 
-async def test_the_same_arguments_spelled_otherwise_are_the_same_message(open_recorder):
+async def test_the_same_arguments_spelled_otherwise_are_the_same_message(open_recorder, open_session):
     async with open_recorder(CALL_TEXT + END, "Five." + END) as recorder:
         session = open_session(recorder)
         await session.chat([USER])
