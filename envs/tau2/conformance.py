@@ -11,16 +11,29 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sparring.envs.tau2.domain import FIRST_MESSAGE
 from sparring.envs.tau2.env import Tau2Env
 from sparring.envs.tau2.transcript import Call, Entry
 from sparring.envs.tau2.user import UserSide
 from sparring.types import Message, ToolCall
 
-__all__ = ["Case", "Line", "Puppet", "cases", "our_verdict", "upstream_verdict"]
+__all__ = [
+    "Case",
+    "Line",
+    "Puppet",
+    "UpstreamPlay",
+    "cases",
+    "our_summary",
+    "our_verdict",
+    "upstream_play",
+    "upstream_score",
+    "upstream_verdict",
+]
 
 STOP = "###STOP###"
 _RANDOM_BILL = re.compile(r"\bB[0-9a-f]{8}\b")  # telecom names new bills by uuid4
@@ -155,9 +168,14 @@ async def our_verdict(env: Tau2Env, task_id: str, case: Case) -> dict[str, Any]:
             await env.astep(Message("assistant", tool_calls=(call,)))
         else:
             await env.astep(Message("assistant", line.text))
+    return our_summary(env)
+
+
+def our_summary(env: Tau2Env) -> dict[str, Any]:
+    """The verdict on an episode that is over, and what its tools returned."""
     verdict = env.verdict
     if verdict is None:
-        raise AssertionError(f"the conversation of case {case.name} of {task_id} did not end")
+        raise AssertionError(f"the conversation about {env.task_id} did not end")
     if verdict.error:
         return {"error": verdict.error}
     contents = [entry.content or "" for entry in env.entries[len(env.opening) :] if entry.role == "tool"]
@@ -169,10 +187,23 @@ async def our_verdict(env: Tau2Env, task_id: str, case: Case) -> dict[str, Any]:
 
 def upstream_verdict(domain: str, task: Any, case: Case) -> dict[str, Any]:
     """Play a case in upstream's environment, score it with upstream's evaluator; `{"error": ...}` where it raises."""
+    return upstream_score(domain, task, upstream_play(domain, task, case))
+
+
+@dataclass(frozen=True)
+class UpstreamPlay:
+    """A conversation in upstream's environment, with the messages that came of it and what the tools returned."""
+
+    environment: Any
+    messages: list[Any]
+    contents: list[str]
+
+
+def upstream_play(
+    domain: str, task: Any, case: Case, mark: Callable[[str, float], None] = lambda name, seconds: None
+) -> UpstreamPlay:
+    """Play a case in upstream's environment. `mark` is told when the reset was over, and the seconds of each call."""
     from tau2.data_model.message import AssistantMessage, ToolCall, UserMessage
-    from tau2.data_model.simulation import SimulationRun
-    from tau2.evaluator.evaluator import EvaluationType, evaluate_simulation
-    from tau2.orchestrator.orchestrator import DEFAULT_FIRST_AGENT_MESSAGE
     from tau2.registry import registry
 
     _reset_upstream_globals()
@@ -184,7 +215,8 @@ def upstream_verdict(domain: str, task: Any, case: Case) -> dict[str, Any]:
         initialization_actions=state.initialization_actions if state else None,
         message_history=history,
     )
-    messages: list[Any] = history or [DEFAULT_FIRST_AGENT_MESSAGE.model_copy()]
+    mark("reset", time.perf_counter())
+    messages: list[Any] = history or [AssistantMessage(role="assistant", content=FIRST_MESSAGE)]
     contents: list[str] = []
     for number, line in enumerate(case.lines):
         kind = AssistantMessage if line.speaker == "assistant" else UserMessage
@@ -193,13 +225,24 @@ def upstream_verdict(domain: str, task: Any, case: Case) -> dict[str, Any]:
             continue
         arguments = dict(line.arguments or {})
         call = ToolCall(id=f"call_{number}", name=line.tool, arguments=arguments, requestor=line.speaker)
+        start = time.perf_counter()
         response = environment.get_response(call)
+        if line.speaker == "assistant":
+            mark("tool", time.perf_counter() - start)
         contents.append(response.content)
         messages += [kind(role=line.speaker, tool_calls=[call]), response]
+    return UpstreamPlay(environment, messages, contents)
+
+
+def upstream_score(domain: str, task: Any, played: UpstreamPlay) -> dict[str, Any]:
+    """What upstream's evaluator says of a conversation that the user ended."""
+    from tau2.data_model.simulation import SimulationRun
+    from tau2.evaluator.evaluator import EvaluationType, evaluate_simulation
+
     simulation = SimulationRun(
         id="conformance", task_id=task.id, start_time="", end_time="", duration=0.0, termination_reason="user_stop",
-        messages=messages,
-    )
+        messages=played.messages,
+    )  # fmt: skip
     _reset_upstream_globals()
     try:
         info = evaluate_simulation(simulation, task, EvaluationType.ALL, solo_mode=False, domain=domain)
@@ -212,7 +255,7 @@ def upstream_verdict(domain: str, task: Any, case: Case) -> dict[str, Any]:
         [check.met for check in info.env_assertions or ()],
         [check.action_match for check in info.action_checks or ()],
         [check.met for check in info.communicate_checks or ()],
-        contents,
+        played.contents,
     )
 
 

@@ -40,13 +40,16 @@ def fork(value: T) -> T:
 def _fork_model(model: Any) -> Any:
     kind: Any = type(model)
     copy = object.__new__(kind)
+    fields = model.__dict__.copy()
+    for name, value in fields.items():
+        if type(value) not in _SCALARS and isinstance(value, _MUTABLE):
+            fields[name] = fork(value)
     # Past pydantic's own __setattr__ and __init__: nothing is validated twice, and frozen models can be forked.
-    object.__setattr__(
-        copy, "__dict__", {k: fork(v) if isinstance(v, _MUTABLE) else v for k, v in model.__dict__.items()}
-    )
-    object.__setattr__(copy, "__pydantic_fields_set__", _all_fields(kind))
-    object.__setattr__(copy, "__pydantic_extra__", fork(model.__pydantic_extra__))
-    object.__setattr__(copy, "__pydantic_private__", fork(model.__pydantic_private__))
+    set_attribute = object.__setattr__
+    set_attribute(copy, "__dict__", fields)
+    set_attribute(copy, "__pydantic_fields_set__", _all_fields(kind))
+    set_attribute(copy, "__pydantic_extra__", fork(model.__pydantic_extra__))
+    set_attribute(copy, "__pydantic_private__", fork(model.__pydantic_private__))
     return copy
 
 
@@ -57,7 +60,7 @@ def _all_fields(model: Any) -> set[str]:
 
 
 def _any_mutable(values: Iterable[Any]) -> bool:
-    return any(isinstance(value, _MUTABLE) for value in values)
+    return any(type(value) not in _SCALARS and isinstance(value, _MUTABLE) for value in values)
 
 
 class CowDict(dict[Any, Any]):
@@ -138,23 +141,22 @@ class CowList(list[Any]):
             self._ids = frozenset(map(id, list.__iter__(self)))
         return self._ids
 
-    def _own(self, index: int, value: Any) -> Any:
-        if id(value) in self._foreign:
-            value = fork(value)
-            super().__setitem__(index, value)
-        return value
-
     def __iter__(self) -> Iterator[Any]:
-        index = 0
-        while index < len(self):
-            yield self._own(index, super().__getitem__(index))
-            index += 1
+        foreign = self._foreign
+        for index, value in enumerate(super().__iter__()):
+            if id(value) in foreign:
+                value = fork(value)
+                super().__setitem__(index, value)
+            yield value
 
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        position = index.__index__()
-        return self._own(position, super().__getitem__(position))
+        value = super().__getitem__(index)
+        if id(value) in self._foreign:
+            value = fork(value)
+            super().__setitem__(index, value)
+        return value
 
     def __reversed__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self) - 1, -1, -1))
@@ -177,4 +179,5 @@ class CowList(list[Any]):
         return list, (list(self),)
 
 
-_MUTABLE = (BaseModel, dict, list)
+_MUTABLE = (dict, list, BaseModel)  # BaseModel last: asking it costs a call in Python
+_SCALARS = frozenset({str, int, float, bool, type(None)})

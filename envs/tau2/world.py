@@ -7,8 +7,8 @@ around a tool call (errors become text, both sides are synchronised) is done her
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
-import random
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from sparring.envs.tau2.cow import CowDict, CowList, fork
 __all__ = ["Requestor", "World", "same_state"]
 
 Requestor = Literal["assistant", "user"]
-_ids: ContextVar[random.Random | None] = ContextVar("tau2_ids", default=None)
+_drawing: ContextVar[World | None] = ContextVar("tau2_drawing", default=None)
 _ABSENT = object()
 
 
@@ -32,17 +32,18 @@ class World:
         environment: upstream's `Environment`, with toolkits of its own.
     """
 
-    __slots__ = ("_random", "environment")
+    __slots__ = ("_drawn", "_seed", "environment")
 
     def __init__(self, environment: Any, *, seed: str = "") -> None:
         """`environment` is forked, not used. `seed` decides the ids that upstream's tools draw at random."""
         self.environment = _fork_environment(environment)
-        self._random = random.Random(seed)
+        self._seed = seed
+        self._drawn = 0
 
     def respond(self, name: str, arguments: Mapping[str, Any], requestor: Requestor = "assistant") -> tuple[str, bool]:
         """Run a tool. Returns what upstream's tool message says, and whether it is an error. Never raises."""
         environment = self.environment
-        token = _ids.set(self._random)
+        token = _drawing.set(self)
         try:
             if name == "calculate" and too_large(arguments.get("expression")):
                 raise OverflowError("int too large to convert to float")
@@ -52,12 +53,17 @@ class World:
         except Exception as error:
             return f"Error: {error}", True
         finally:
-            _ids.reset(token)
+            _drawing.reset(token)
+
+    def draw_id(self) -> bytes:
+        """The next 16 random bytes of this world; a generator of its own would outweigh the rest of an idle episode."""
+        self._drawn += 1
+        return hashlib.sha256(f"{self._seed} {self._drawn}".encode()).digest()[:16]
 
     def replay_gold(self, actions: Any) -> None:
         """Take the gold actions as upstream's evaluator does: an action that fails is passed over, nothing is
         synchronised."""
-        token = _ids.set(self._random)
+        token = _drawing.set(self)
         try:
             for action in actions:
                 try:
@@ -65,7 +71,7 @@ class World:
                 except Exception:  # upstream logs it and goes on
                     continue
         finally:
-            _ids.reset(token)
+            _drawing.reset(token)
 
 
 def _fork_environment(environment: Any) -> Any:
@@ -143,10 +149,8 @@ class _Uuid:
         return getattr(self._module, name)
 
     def uuid4(self) -> Any:
-        generator = _ids.get()
-        if generator is None:
-            return self._module.uuid4()
-        return self._module.UUID(int=generator.getrandbits(128), version=4)
+        world = _drawing.get()
+        return self._module.uuid4() if world is None else self._module.UUID(bytes=world.draw_id(), version=4)
 
 
 def seed_ids(tools_module: Any) -> None:
