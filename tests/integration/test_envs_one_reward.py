@@ -28,7 +28,8 @@ pieces = st.sampled_from(
         "Hm.",
     ]
 )
-texts = st.lists(st.lists(pieces, max_size=4).map("".join), min_size=1, max_size=4)
+text = st.sampled_from([CALL.format("GOLD"), "Answer: RIGHT"]) | st.lists(pieces, max_size=4).map("".join)
+texts = st.lists(text, min_size=1, max_size=4)
 hermes = get_format("hermes")
 
 
