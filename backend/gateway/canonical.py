@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparring.types import Message
 
-__all__ = ["message_key", "tools_key"]
+__all__ = ["message_key", "restored", "tools_key"]
 
 
 def message_key(message: Message) -> bytes:
@@ -26,11 +26,54 @@ def tools_key(tools: Sequence[Mapping[str, Any]]) -> bytes:
     return _digest(list(tools))
 
 
+def restored(messages: Sequence[Message], said_with: Callable[[str], Message | None]) -> tuple[Message, ...]:
+    """The messages with every answer as it was given, where a client's own bookkeeping took it apart.
+
+    Some SDKs drop the text beside tool calls, and some hand parallel calls back as one message each. The ids of calls
+    tell which answer they come from; a call that was changed is left as it is.
+
+    Args:
+        said_with: the answer that made the call of an id, if one did.
+    """
+    whole: list[Message] = []
+    placed: dict[int, set[str]] = {}  # ids handed back so far, by the identity of the answer they are from
+    for message in messages:
+        said = said_with(message.tool_calls[0].id) if message.role == "assistant" and message.tool_calls else None
+        if said is None or not _is_part(message, said):
+            whole.append(message)
+            continue
+        ids = {call.id for call in message.tool_calls}
+        seen = placed.get(id(said), set())
+        if not seen or ids & seen:  # the first part of an answer, or the same answer once more
+            placed[id(said)] = ids
+            whole.append(said)
+        else:
+            seen |= ids
+    return tuple(whole)
+
+
+def _is_part(message: Message, said: Message) -> bool:
+    """Whether a message is an answer, or what is left of it after its text or some of its calls were taken away."""
+    calls = {call.id: call for call in said.tool_calls}
+    return (message.content or "").strip() in ("", (said.content or "").strip()) and all(
+        call.id in calls
+        and call.name == calls[call.id].name
+        and _canonical_json(call.arguments) == _canonical_json(calls[call.id].arguments)
+        for call in message.tool_calls
+    )
+
+
 def _canonical_json(text: str) -> str:
     try:
-        return json.dumps(json.loads(text), sort_keys=True)
+        return json.dumps(json.loads(text or "{}", parse_float=_number), sort_keys=True)
     except (ValueError, RecursionError):
         return text.strip()
+
+
+def _number(text: str) -> float:
+    """JavaScript writes 1.0 as 1."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def _digest(value: Any) -> bytes:

@@ -65,9 +65,9 @@ class ChatFormat:
         self._closing = closed.rpartition(_MARK)[2]  # '<|im_end|>\n' in ChatML
         prompted = self._render(opening, (), generation_prompt=True)
         self._prefill = THINK if prompted.rstrip().endswith(THINK) else ""
-        self._end_strings = [text for text in control if self._closing.startswith(text)]
-        ends = {tokenizer.token_to_id(text) for text in self._end_strings} | set(eos)
+        ends = {tokenizer.token_to_id(text) for text in control if self._closing.startswith(text)} | set(eos)
         self.end_ids: tuple[int, ...] = tuple(sorted(id_ for id_ in ends if id_ is not None))
+        self._end_strings = tuple(text for text in control if tokenizer.token_to_id(text) in self.end_ids)
         self.renders_tools = _PROBE_TOOL["function"]["name"] in self._try_render(opening, [_PROBE_TOOL])  # type: ignore[index]
 
     @classmethod
@@ -140,39 +140,29 @@ class ChatFormat:
         """
         past, said = history[:-1], replace(history[-1], reasoning=None)
         # Templates that drop earlier reasoning change what they render for the assistant message, so the new text is
-        # looked for behind a mark in its content; where a template leaves out the content of a message with tool
-        # calls there is no mark, and whole texts are compared.
-        for assistant in (replace(said, content=_MARK), said):
-            short = self._render([*past, assistant], tools, generation_prompt=False)
-            full = self._render([*past, assistant, *new], tools, generation_prompt=True)
-            if assistant.content == _MARK:
-                if _MARK not in short or _MARK not in full:
-                    continue
-                short, full = short.rpartition(_MARK)[2], full.rpartition(_MARK)[2]
-            if full.startswith(short):
-                closing = self._closing
-                if ended:
-                    end = next((text for text in self._end_strings if closing.startswith(text)), "")
-                    closing = closing[len(end) :]
-                return self._encode(closing + full[len(short) :])
+        # looked for behind a mark in its content.
+        marked = replace(said, content=_MARK)
+        full = self._render([*past, marked, *new], tools, generation_prompt=True)
+        if _MARK in full:
+            behind = full.rpartition(_MARK)[2]
+            # What stands behind the mark within the message (tool calls, end of turn) rarely depends on what precedes
+            # it: a short conversation tells it, and the whole one is the fallback.
+            for before in ([Message("user", "x")], past):
+                alone = self._render([*before, marked], tools, generation_prompt=False).rpartition(_MARK)[2]
+                if behind.startswith(alone):
+                    return self._encode(self._behind_turn(behind[len(alone) :], ended))
+        # Where a template leaves out the content of a message with tool calls there is no mark: compare whole texts.
+        alone = self._render([*past, said], tools, generation_prompt=False)
+        full = self._render([*past, said, *new], tools, generation_prompt=True)
+        if full.startswith(alone):
+            return self._encode(self._behind_turn(full[len(alone) :], ended))
         return None
 
-    def encode_reply(
-        self, messages: Sequence[Message], reply: Message, tools: Sequence[Mapping[str, Any]] = ()
-    ) -> list[int]:
-        """Token ids that the model would have to sample, behind `encode_prompt(messages)`, to say `reply`.
-
-        For demonstrations: what a model says itself is never encoded, but kept as sampled.
-
-        Raises:
-            GatewayError: the template shows an assistant message otherwise than as a continuation of its prompt.
-        """
-        prompt = self._render(messages, tools, generation_prompt=True)
-        full = self._render([*messages, reply], tools, generation_prompt=False)
-        said = full[len(prompt) :].removesuffix(self._closing)
-        if not full.startswith(prompt) or not self._end_strings:
-            raise GatewayError("this chat template cannot write a demonstration: it rewrites its generation prompt")
-        return self._encode(said + self._end_strings[0])
+    def _behind_turn(self, new: str, ended: bool) -> str:
+        """The text from a turn's sampled tokens on: what is left of its closing, then the new messages."""
+        text = self._closing + new
+        end = next((end for end in self._end_strings if text.startswith(end)), "")
+        return text[len(end) :] if ended else text
 
     def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)

@@ -232,7 +232,7 @@ class Session(ChatClient):
         if request.max_new_tokens is not None and request.max_new_tokens < 1:
             raise GatewayError(f"max_tokens must be at least 1, not {request.max_new_tokens}", param="max_tokens")
         sampling, replaced = honoured(self._sampling, request, evaluation=self._evaluation)
-        messages, tools = request.messages, request.tools
+        messages, tools = self._tree.restored(request.messages), request.tools
         key = tools_key(tools if self._chat.renders_tools else ())
         match = self._tree.match(key, messages)
         parent, covered = match.parent, match.length
@@ -256,7 +256,7 @@ class Session(ChatClient):
             counter.update(replaced if attempt == 0 else ())
         self._begun += 1
         return _Prepared(
-            request=request,
+            request=replace(request, messages=messages),
             tools_key=key,
             parent=parent,
             covered=covered,

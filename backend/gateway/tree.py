@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sparring.backend.engines.base import Completion
-from sparring.backend.gateway.canonical import message_key
+from sparring.backend.gateway.canonical import message_key, restored
 from sparring.types import Message
 
 __all__ = ["ConversationTree", "Match", "TurnNode"]
@@ -87,10 +87,15 @@ class ConversationTree:
         self.turns: list[TurnNode] = []
         self.breaks: Counter[str] = Counter()
         self._roots: dict[bytes, _Place] = {}
+        self._answers: dict[str, Message] = {}  # by the ids of their tool calls
 
     @property
     def leaves(self) -> list[TurnNode]:
         return [turn for turn in self.turns if not turn.children]
+
+    def restored(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages with this session's answers as they were given; see `canonical.restored`."""
+        return restored(messages, self._answers.get)
 
     def match(self, tools: bytes, messages: Sequence[Message]) -> Match:
         place = self._roots.get(tools)
@@ -115,6 +120,7 @@ class ConversationTree:
         if reason is not None:
             self.breaks[reason] += 1
         self.turns.append(turn)
+        self._answers.update((call.id, turn.messages[-1]) for call in turn.messages[-1].tool_calls)
         if turn.parent is not None:
             turn.parent.children.append(turn)
         place = self._roots.setdefault(tools, _Place())
