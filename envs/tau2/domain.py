@@ -71,6 +71,10 @@ class Domain:
         self._states.move_to_end(task.id)
         return state
 
+    def fresh_start(self, task: Any) -> _Start:
+        """The starting state of a task that is not the domain's own, such as a results file's copy; it is not kept."""
+        return _Start(self, task)
+
     @cached_property
     def agent_tools(self) -> list[dict[str, Any]]:
         """OpenAI schemas of the agent's tools; in solo mode the user's too, and `done`."""
@@ -128,7 +132,7 @@ class _Start:
     def gold(self) -> World:
         """The state after the gold actions, in an environment that is never solo, as upstream's evaluator has it."""
         if self._domain.solo:
-            return load_domain(self._domain.name).start(self._task).gold
+            return load_domain(self._domain.name).fresh_start(self._task).gold
         world = World(self._environment, seed="gold")
         world.replay_gold(self._task.evaluation_criteria.actions or [])
         return world

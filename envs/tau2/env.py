@@ -82,7 +82,7 @@ class Tau2Env(ChatEnv):
         self.task: Any = None
         self.start: Any = None
         self.world: Any = None
-        self._seed = 0
+        self.episode_seed = 0
         self.entries: list[Entry] = []
         self.opening: tuple[Entry, ...] = ()
         self.steps = 0
@@ -105,9 +105,9 @@ class Tau2Env(ChatEnv):
         self._forget()
         self.task = self.domain.task(task_id.partition("/")[2])
         self._check_scorable()
-        self._seed = int(self.np_random.integers(2**31))
+        self.episode_seed = int(self.np_random.integers(2**31))
         self.start = self.domain.start(self.task)
-        self.world = self.start.world(f"episode {self._seed}")
+        self.world = self.start.world(f"episode {self.episode_seed}")
         opening = [Message("system", self.domain.agent_prompt(self.task))]
         state = self.task.initial_state
         if state is not None and state.message_history:
@@ -208,7 +208,7 @@ class Tau2Env(ChatEnv):
             said = await self.user(
                 UserSide(
                     self.task, self.domain.user_prompt(self.task), side_of(self.entries), self.domain.user_tools,
-                    self._seed
+                    self.episode_seed
                 )
             )
             self.entries.append(said)
@@ -307,7 +307,7 @@ class Tau2Env(ChatEnv):
         known."""
         if not isinstance(self.user, ScriptedUser) or self.task is None:
             return None
-        world = self.start.world(f"episode {self._seed}")
+        world = self.start.world(f"episode {self.episode_seed}")
         return demonstrate(self.task, world, self.opening, self.domain.user_tools, solo=self.domain.solo)
 
 
