@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["private_loop", "run_sync", "spawn"]
+__all__ = ["can_wait", "private_loop", "run_sync", "spawn"]
 
 T = TypeVar("T")
 
@@ -48,9 +49,9 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the private loop and wait for it. Ctrl-C while waiting cancels it.
 
     Raises:
-        RuntimeError: called on the private loop itself, where waiting would never end.
+        RuntimeError: called where waiting would never end.
     """
-    if _running_loop() is private_loop():
+    if not can_wait():
         coroutine.close()
         raise RuntimeError("reset, step and close cannot be called from inside a tool: await areset, astep, aclose")
     future = spawn(coroutine)
@@ -61,8 +62,11 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def can_wait() -> bool:
+    """Whether waiting for the private loop here can end: not on the loop itself, nor as the interpreter goes down."""
+    if sys.is_finalizing():
+        return False
     try:
-        return asyncio.get_running_loop()
+        return asyncio.get_running_loop() is not _loop
     except RuntimeError:
-        return None
+        return True

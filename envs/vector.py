@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from sparring.envs.core import ChatEnv
-from sparring.envs.loop import run_sync, spawn
+from sparring.envs.loop import can_wait, spawn
 from sparring.errors import ConfigError
 from sparring.types import Message
 
@@ -96,7 +96,7 @@ class ChatVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Message], np.ndarr
         Raises:
             ValueError: fewer steps than `at_least` are in flight.
             TimeoutError: `timeout_s` passed; the steps stay in flight, and those that were ready are kept.
-            Exception: whatever a sub-environment's step raised, with its index noted.
+            Exception: whatever a sub-environment's step raised, with its index noted. The other steps stay receivable.
         """
         if at_least > len(self._pending):
             raise ValueError(f"waiting for {at_least} steps, but {len(self._pending)} are in flight: send first")
@@ -112,6 +112,12 @@ class ChatVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Message], np.ndarr
                 raise TimeoutError(f"{len(received)} of {at_least} steps were ready after {timeout_s:g} s") from None
             if self._pending.get(index) is step:  # else given up by a reset
                 received.append((index, step))
+        failed = next((item for item in received if item[1].exception() is not None), None)
+        if failed is not None:
+            for item in received:
+                if item is not failed:
+                    self._ready.put(item)
+            received = [failed]
         for index, _ in received:
             del self._pending[index]
         return [_result(index, step) for index, step in received]
@@ -137,8 +143,9 @@ class ChatVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Message], np.ndarr
 
     def close_extras(self, **kwargs: Any) -> None:
         self._give_up_steps()
-        for env in self.envs:
-            run_sync(env.aclose())
+        closing = [spawn(env.aclose()) for env in self.envs]
+        if can_wait():  # Gymnasium closes on collection too, which may happen anywhere
+            wait(closing)
 
     async def _reset(
         self, index: int, seed: int | None, options: dict[str, Any] | None

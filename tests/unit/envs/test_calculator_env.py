@@ -47,6 +47,8 @@ async def test_the_prompt_is_the_one_that_a_small_model_learns_from(env):
         (["{right}", "The result. {answer}."], 1.0, 1.0),
         (["{right}", "Answer: -1"], 0.4, 0.0),
         (["{right}", "no answer"], 0.4, 0.0),
+        (["{right}", "Answer: " + "9" * 5000], 0.4, 0.0),
+        (["{right}", "Answer: ٣"], 0.4, 0.0),
         (["{wrong}", "{answer}"], 0.1, 0.0),
         (["{wrong}", "{right}", "{answer}"], 1.0, 1.0),
         (["{error}", "{answer}"], 0.0, 0.0),
