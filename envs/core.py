@@ -130,7 +130,7 @@ class ChatEnv(gymnasium.Env[str, str | Message]):
             SparringError: what the task needs (a container, a service) did not start.
         """
         super().reset(seed=seed)
-        await self._shut()
+        await self.aclose()
         task_id = self._choose_task(dict(options or {}))
         self._start_episode(task_id)
         self._opened_by = os.getpid()
@@ -187,7 +187,10 @@ class ChatEnv(gymnasium.Env[str, str | Message]):
     async def aclose(self) -> None:
         """End the episode and free everything. Idempotent."""
         self.done = True
-        await self._shut()
+        if self._opened_by is not None:
+            self._opened_by = None
+            await self._close()
+            _open_envs.discard(self)
 
     # The three primitives. After the end of an episode they do nothing, since agent loops stop late.
 
@@ -301,12 +304,6 @@ class ChatEnv(gymnasium.Env[str, str | Message]):
             spawn(self.aclose())
 
     # Inside.
-
-    async def _shut(self) -> None:
-        if self._opened_by is not None:
-            self._opened_by = None
-            await self._close()
-            _open_envs.discard(self)
 
     @property
     def _holds_resources(self) -> bool:

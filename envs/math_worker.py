@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import signal
@@ -20,7 +21,8 @@ def _equal(gold: str, answer: str) -> bool:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it closes our input as it ends
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    with contextlib.suppress(ValueError, OSError):  # macOS has the limit and does not let it be set
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         question = json.loads(line)

@@ -100,6 +100,14 @@ async def test_an_unknown_task_names_the_nearest_ones():
             await Echo().areset(options={"task_id": wrong})
 
 
+async def test_a_reset_that_fails_leaves_no_running_episode():
+    env = await started()
+    with pytest.raises(TaskError):
+        await env.areset(options={"task_id": "train/99"})
+    with pytest.raises(ResetNeeded):
+        await env.astep("done")
+
+
 async def test_an_empty_split_and_a_wrong_option_are_clear_errors():
     with pytest.raises(TaskError, match="'test' of Echo has no tasks"):
         await Echo(split="test").areset(seed=0)
