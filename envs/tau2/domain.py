@@ -19,7 +19,7 @@ from typing import Any
 from sparring.envs.tau2.world import World, seed_ids
 from sparring.errors import ConfigError, TaskError
 
-__all__ = ["DOMAINS", "Domain", "load_domain"]
+__all__ = ["DOMAINS", "Domain", "load_domain", "quiet"]
 
 DOMAINS = ("airline", "retail", "telecom", "mock")
 FIRST_MESSAGE = "Hi! How can I help you today?"  # the orchestrator's
@@ -163,7 +163,7 @@ def load_domain(name: str, solo: bool = False) -> Domain:
     """
     if name not in DOMAINS:
         raise ConfigError(f"no τ²-bench domain {name!r}; there are {', '.join(DOMAINS)}")
-    _quiet()
+    quiet()
     try:
         module = importlib.import_module(f"tau2.domains.{name}.environment")
         tools_module = importlib.import_module(f"tau2.domains.{name}.tools")
@@ -179,7 +179,7 @@ def load_domain(name: str, solo: bool = False) -> Domain:
     return Domain(name, solo, World(environment).environment, splits, module, tasks)
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Upstream logs every tool call of every episode at debug level, to standard error, unless told otherwise."""
     from loguru import logger
 

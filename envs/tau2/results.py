@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sparring.envs.tau2.domain import Domain, load_domain
+from sparring.envs.tau2.domain import Domain, load_domain, quiet
 from sparring.envs.tau2.env import Tau2Env
 from sparring.envs.tau2.transcript import Entry, entries_of
 from sparring.envs.tau2.verdict import Verdict, evaluate, premature
@@ -147,6 +147,7 @@ def read_results(path: str | Path) -> Any:
     Raises:
         TaskError: there is none, or it is not one.
     """
+    quiet()
     from tau2.data_model.simulation import Results
 
     try:
