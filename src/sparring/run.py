@@ -150,8 +150,10 @@ class _Run:
 
     def _warm_started(self, model: Path) -> Path:
         """The model after supervised steps on the environment's demonstrations; made once, kept in the run folder."""
+        import torch
+
         from sparring.backend.trainer.checkpoint import save_model
-        from sparring.backend.trainer.trainer import load_policy
+        from sparring.backend.trainer.policy import load_policy
         from sparring.backend.trainer.warm_start import warm_start
         from sparring.demonstrations import record_demonstrations
 
@@ -161,7 +163,7 @@ class _Run:
         tasks = [self.train_tasks[i] for i in range(min(len(self.train_tasks), _DEMONSTRATIONS))]
         self.console.print(f"warm start: {knobs.steps} supervised steps on {len(tasks)} demonstrations")
         sequences = asyncio.run(record_demonstrations(self.config, self.chat, tasks, self.config.seed))
-        policy, tokenizer = load_policy(model, self.config)
+        policy, tokenizer = load_policy(model, getattr(torch, self.config.trainer.dtype))
         losses = warm_start(
             policy,
             sequences,

@@ -55,13 +55,13 @@ def test_hermes_writes_schemas_calls_and_results_as_qwen_does(chat):
     )
 
 
-def test_the_compact_template_has_no_schemas_and_a_call_on_one_line(model_folder):
+def test_the_compact_template_has_no_schemas_a_call_on_one_line_and_plain_results(model_folder):
     compact = ChatFormat.load(model_folder, tool_template="hermes-compact")
     text = prompt_text(compact, [*OPENING, CALL, RESULT], [TOOL])
     assert text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + 3?<|im_end|>\n"
         '<|im_start|>assistant\n<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call><|im_end|>\n'
-        "<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>user\nResult: 5<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
