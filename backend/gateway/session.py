@@ -198,6 +198,16 @@ class Session(ChatClient):
         self._rewards[turn.interaction_id] = reward
 
     @property
+    def said(self) -> tuple[Message, ...]:
+        """Every message that was sampled, in the order of time, whichever conversation it stands in."""
+        return tuple(turn.messages[-1] for turn in self._tree.turns)
+
+    @property
+    def exhausted(self) -> StopReason | None:
+        """The budget that a request was refused for."""
+        return self._budget.exhausted
+
+    @property
     def chat_format(self) -> ChatFormat:
         return self._chat
 

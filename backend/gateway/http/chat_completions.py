@@ -16,7 +16,7 @@ from sparring.backend.gateway.http.body import Body, read_body
 from sparring.backend.gateway.http.errors import openai_error
 from sparring.backend.gateway.http.logprobs import token_logprobs
 from sparring.backend.gateway.http.openai_messages import read_messages, tool_choice_of
-from sparring.backend.gateway.http.streams import event, event_stream, merged, unless_disconnected
+from sparring.backend.gateway.http.streams import AGENT_HEADER, event, event_stream, merged, unless_disconnected
 from sparring.backend.gateway.request import ChatRequest, RecordedReply, TextDelta
 from sparring.backend.gateway.schemas import check_tools
 from sparring.backend.gateway.session import Session
@@ -57,7 +57,10 @@ class _ChatBody(Body):
 async def chat_completions(request: Request, session: Session) -> Response:
     body = await read_body(request, _ChatBody)
     asked = _read(body)
-    asks = [replace(asked, interaction_id=session.new_interaction_id()) for _ in range(body.n or 1)]
+    agent_id = request.headers.get(AGENT_HEADER, asked.agent_id)
+    asks = [
+        replace(asked, agent_id=agent_id, interaction_id=session.new_interaction_id()) for _ in range(body.n or 1)
+    ]
     if body.stream:
         return await event_stream(request, _events(session, body, asks))
     replies = await unless_disconnected(request, _all(session, asks))

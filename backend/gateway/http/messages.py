@@ -14,7 +14,7 @@ from pydantic import Field
 from sparring.backend.gateway.http.body import Body, read_body
 from sparring.backend.gateway.http.errors import anthropic_error
 from sparring.backend.gateway.http.message_blocks import content_blocks, read_conversation
-from sparring.backend.gateway.http.streams import event, event_stream, unless_disconnected
+from sparring.backend.gateway.http.streams import AGENT_HEADER, event, event_stream, unless_disconnected
 from sparring.backend.gateway.request import ChatRequest, RecordedReply
 from sparring.backend.gateway.schemas import check_tools
 from sparring.backend.gateway.session import Session
@@ -39,7 +39,11 @@ class _MessagesBody(Body):
 
 async def messages(request: Request, session: Session) -> Response:
     body = await read_body(request, _MessagesBody)
-    asked = replace(_read(body), interaction_id=session.new_interaction_id())
+    asked = replace(
+        _read(body),
+        agent_id=request.headers.get(AGENT_HEADER, "main"),
+        interaction_id=session.new_interaction_id(),
+    )
     if body.stream:
         return await event_stream(request, _events(session, body, asked))
     reply = await unless_disconnected(request, session.reply(asked))

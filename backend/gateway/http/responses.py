@@ -16,7 +16,7 @@ from sparring.backend.gateway.http.errors import openai_error
 from sparring.backend.gateway.http.logprobs import token_logprobs
 from sparring.backend.gateway.http.openai_messages import tool_choice_of
 from sparring.backend.gateway.http.response_items import output_items, read_input
-from sparring.backend.gateway.http.streams import event, event_stream, unless_disconnected
+from sparring.backend.gateway.http.streams import AGENT_HEADER, event, event_stream, unless_disconnected
 from sparring.backend.gateway.request import ChatRequest, RecordedReply
 from sparring.backend.gateway.schemas import check_tools
 from sparring.backend.gateway.session import Session
@@ -50,7 +50,11 @@ class _ResponseBody(Body):
 
 async def responses(request: Request, session: Session) -> Response:
     body = await read_body(request, _ResponseBody)
-    asked = replace(_read(body, session), interaction_id=session.new_interaction_id())
+    asked = replace(
+        _read(body, session),
+        agent_id=request.headers.get(AGENT_HEADER, "main"),
+        interaction_id=session.new_interaction_id(),
+    )
     if body.stream:
         return await event_stream(request, _events(session, body, asked))
     reply = await unless_disconnected(request, session.reply(asked))

@@ -13,7 +13,9 @@ from fastapi.responses import StreamingResponse
 
 from sparring.errors import GatewayError
 
-__all__ = ["event", "event_stream", "merged", "unless_disconnected"]
+__all__ = ["AGENT_HEADER", "event", "event_stream", "merged", "unless_disconnected"]
+
+AGENT_HEADER = "x-sparring-agent"  # names the agent that speaks, where an episode has several
 
 _T = TypeVar("_T")
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}

@@ -1,0 +1,146 @@
+"""Any agent of the OpenAI Agents SDK as a policy: its handoffs, its own tools, and the environment's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import openai
+from agents import Agent, FunctionTool, ModelResponse, RunConfig, RunHooks, Runner
+from agents.exceptions import AgentsException, MaxTurnsExceeded, ModelBehaviorError
+from agents.models.openai_provider import OpenAIProvider
+from agents.tool_context import ToolContext
+
+from sparring.agents.policy import Outcome
+from sparring.agents.remote import budget_error, opening, served_at
+from sparring.envs import ChatEnv
+from sparring.types import ChatClient, Message, StopReason, ToolCall
+
+__all__ = ["OpenAIAgentsPolicy"]
+
+AgentFactory = Callable[[Sequence[FunctionTool]], Agent[Any]]
+
+
+class OpenAIAgentsPolicy:
+    """Plays an environment by an agent that is handed the gateway's base_url and key, and nothing else.
+
+    Args:
+        agent: an `Agent`, which gets the environment's tools beside its own, or a factory that takes these tools and
+            builds a graph of agents for one episode. An agent without instructions gets the environment's.
+        use_responses: by the responses API, the SDK's own default; else by chat completions.
+    """
+
+    def __init__(self, agent: Agent[Any] | AgentFactory, *, use_responses: bool = True) -> None:
+        self._agent, self._use_responses = agent, use_responses
+
+    async def play(self, env: ChatEnv, client: ChatClient) -> Outcome:
+        async with openai.AsyncOpenAI(base_url=served_at(client), api_key=client.api_key) as api:
+            provider = OpenAIProvider(openai_client=api, use_responses=self._use_responses)
+            try:
+                answer = await self._run(env, provider)
+            except (openai.APIStatusError, AgentsException) as error:
+                if (budget := budget_error(error)) is not None:
+                    raise budget from error
+                raise
+        return Outcome(env.stop_reason or StopReason.ABORTED, answer, env.failure)
+
+    async def _run(self, env: ChatEnv, provider: OpenAIProvider) -> str | None:
+        system, messages = opening(env.messages)
+        agent = self._make_agent(env, system)
+        items: list[Any] = [item for message in messages for item in _items(message)]
+        hooks = _Hooks(env)
+
+        async def unknown_tool(error: Any) -> str | None:
+            return await env.call_tool(error.tool_name, "{}") if error.kind == "tool_not_found" else None
+
+        config = RunConfig(
+            model="policy",
+            model_provider=provider,
+            tracing_disabled=True,
+            tool_not_found_behavior="return_error_to_model",
+            tool_error_formatter=unknown_tool,
+        )
+        while not env.done:
+            try:
+                await Runner.run(agent, items, hooks=hooks, run_config=config, max_turns=env.max_turns + 1)
+            except _EpisodeOver:
+                break
+            except MaxTurnsExceeded:
+                env.truncate(StopReason.MAX_TURNS)
+                break
+            except ModelBehaviorError:
+                pass  # an answer that the SDK could not read: the environment says what was wrong with it
+            observation = await env.finish(hooks.text)
+            items = [*hooks.items, {"role": "user", "content": observation or ""}]
+            agent = hooks.agent or agent
+        return hooks.text
+
+    def _make_agent(self, env: ChatEnv, system: str | None) -> Agent[Any]:
+        tools = [_function_tool(env, tool["function"]) for tool in env.tools]
+        if isinstance(self._agent, Agent):
+            agent = self._agent.clone(tools=[*self._agent.tools, *tools])
+        else:
+            agent = self._agent(tools)
+        if agent.instructions is None:
+            agent = agent.clone(instructions=system)
+        return agent
+
+
+class _EpisodeOver(Exception):
+    """Stops an agent whose episode has ended."""
+
+
+class _Hooks(RunHooks[Any]):
+    """Enters each answer into the environment, and remembers where the conversation stands."""
+
+    def __init__(self, env: ChatEnv) -> None:
+        self._env = env
+        self.agent: Agent[Any] | None = None
+        self.items: list[Any] = []
+        self.text: str | None = None
+
+    async def on_llm_start(
+        self, context: Any, agent: Agent[Any], system_prompt: str | None, input_items: list[Any]
+    ) -> None:
+        if self._env.done:
+            raise _EpisodeOver
+        self.agent, self.items = agent, list(input_items)
+
+    async def on_llm_end(self, context: Any, agent: Agent[Any], response: ModelResponse) -> None:
+        self.items += response.to_input_items()
+        message = _message(response)
+        self.text = message.content
+        await self._env.observe(message)
+
+
+def _function_tool(env: ChatEnv, function: dict[str, Any]) -> FunctionTool:
+    async def invoke(context: ToolContext[Any], arguments: str) -> str:
+        return await env.call_tool(function["name"], arguments)
+
+    return FunctionTool(
+        name=function["name"],
+        description=function.get("description", ""),
+        params_json_schema=function["parameters"],
+        on_invoke_tool=invoke,
+        strict_json_schema=False,
+    )
+
+
+def _items(message: Message) -> list[dict[str, Any]]:
+    """A message of the environment as input items of the responses API, which the SDK takes for either API."""
+    if message.role == "tool":
+        return [{"type": "function_call_output", "call_id": message.tool_call_id, "output": message.content or ""}]
+    calls = [
+        {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
+        for call in message.tool_calls
+    ]
+    return [*([{"role": message.role, "content": message.content}] if message.content else []), *calls]
+
+
+def _message(response: ModelResponse) -> Message:
+    said = [item for item in response.output if item.type == "message"]
+    texts = [part.text for item in said for part in item.content if part.type == "output_text"]
+    calls = tuple(
+        ToolCall(item.call_id, item.name, item.arguments) for item in response.output if item.type == "function_call"
+    )
+    return Message("assistant", "".join(texts) or None, calls)
