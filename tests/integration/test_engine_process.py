@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -124,10 +123,11 @@ async def main():
 
 asyncio.run(main())
 """
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = int(await asyncio.to_thread(parent.stdout.readline))
-        parent.kill()
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(await parent.stdout.readline())
+    parent.kill()
+    await parent.wait()
     deadline = time.monotonic() + 10
     while _alive(child):
         assert time.monotonic() < deadline, f"process {child} outlived its parent"

@@ -72,8 +72,7 @@ class EngineContract:
 
     async def test_cancelling_generate_aborts_its_request(self, engine: Engine):
         task = asyncio.create_task(engine.generate(self.prompt, SamplingParams(max_new_tokens=200)))
-        while not (await engine.health()).running:
-            await asyncio.sleep(0)
+        await _settles(engine, running=1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -81,14 +80,15 @@ class EngineContract:
 
     async def test_a_pause_keeps_requests_and_resume_ends_them(self, engine: Engine):
         seen: list[int] = []
+        begun = asyncio.Event()
 
         async def collect() -> None:
             async for chunk in engine.stream(self.prompt, SamplingParams(max_new_tokens=100)):
                 seen.extend(chunk.token_ids)
+                begun.set()
 
         request = asyncio.create_task(collect())
-        while not seen:
-            await asyncio.sleep(0)
+        await begun.wait()
         await engine.pause()
         late = asyncio.create_task(engine.generate(self.prompt, SamplingParams(max_new_tokens=2)))
         await engine.health()  # what was sampled before the pause has arrived by now
@@ -160,19 +160,19 @@ class WeightContract(EngineContract):
         greedy = SamplingParams(max_new_tokens=5, temperature=0)
         version, before = engine.version, await engine.generate(self.prompt, greedy)
         for source in ([*weights(), ("unknown.weight", weights()[0][1])], weights()[1:]):
-            with pytest.raises(EngineError, match="named_parameters|lack"):
+            with pytest.raises(EngineError, match=r"named_parameters|lack"):
                 await engine.update_weights(version + 1, source)
         after = await engine.generate(self.prompt, greedy)
         assert engine.version == version
         assert (before.token_ids, before.policy_versions) == (after.token_ids, after.policy_versions)
 
 
-async def _settles(engine: Engine) -> None:
-    """No request is left, soon."""
+async def _settles(engine: Engine, running: int = 0) -> None:
+    """So many requests run, and none waits, soon."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             health = await engine.health()
-            if health.running == health.waiting == 0:
+            if (health.running, health.waiting) == (running, 0):
                 return
             await asyncio.sleep(0)
 

@@ -219,7 +219,7 @@ async def test_weights_that_are_not_finite_fail_requests_and_good_ones_repair_it
     engine = await start(model)
     broken = [(name, torch.full_like(p, torch.nan)) for name, p in model.named_parameters()]
     await engine.update_weights(1, broken)
-    with pytest.raises(EngineError, match="version 1 .* not finite"):
+    with pytest.raises(EngineError, match=r"version 1 .* not finite"):
         await engine.generate([1, 2, 3], SamplingParams(max_new_tokens=5))
     await engine.update_weights(2, model.named_parameters())
     completion = await engine.generate([1, 2, 3], SamplingParams(max_new_tokens=5))
