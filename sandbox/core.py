@@ -183,6 +183,11 @@ class Sandbox(ABC):
         """The work folder, as commands inside see it."""
         return self.spec.workdir
 
+    @property
+    def scratch(self) -> str:
+        """A folder beside the work folder for what is not work; snapshots leave it out."""
+        return "/tmp"
+
     @abstractmethod
     async def _start(self, timeout_s: float) -> None:
         """As `start`. `_stop` cleans up after a failure."""
@@ -261,7 +266,7 @@ class Sandbox(ABC):
         """The bytes of a file.
 
         Raises:
-            SandboxRequestError: outside the work folder and /tmp, missing, not a file, or too large.
+            SandboxRequestError: outside `workdir` and `scratch`, missing, not a file, or too large.
         """
         # `head` bounds what a device or an endless pipe can send.
         script = '[ -f "$1" ] || { echo "no such file" >&2; exit 1; }; head -c "$2" -- "$1"'
@@ -271,7 +276,7 @@ class Sandbox(ABC):
         """Write a file, making its folders.
 
         Raises:
-            SandboxRequestError: outside the work folder and /tmp, not writable, disk full, or too large.
+            SandboxRequestError: outside `workdir` and `scratch`, not writable, disk full, or too large.
         """
         body = data.encode() if isinstance(data, str) else data
         self._check_size(len(body), path)
@@ -336,7 +341,7 @@ class Sandbox(ABC):
         self._sessions.clear()
 
     def resolve(self, path: str) -> str:
-        """The absolute path that `path` names: relative to the work folder, which it may not leave but for /tmp.
+        """The absolute path that `path` names: relative to the work folder, which it may not leave but for `scratch`.
 
         A link inside the sandbox may lead anywhere in it; nothing of the host is there.
 
@@ -354,8 +359,8 @@ class Sandbox(ABC):
             else:
                 parts.append(part)
         absolute = PurePosixPath("/", *parts)
-        if not any(absolute.is_relative_to(root) for root in (self.workdir, "/tmp")):
-            raise SandboxRequestError(f"path {path!r} is outside the work folder {self.workdir} (and outside /tmp)")
+        if not any(absolute.is_relative_to(root) for root in (self.workdir, self.scratch)):
+            raise SandboxRequestError(f"path {path!r} is outside {self.workdir} and {self.scratch}")
         return str(absolute)
 
     @property

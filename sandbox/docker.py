@@ -24,10 +24,13 @@ __all__ = ["DEFAULT_IMAGE", "DockerProvider", "DockerSandbox", "container_option
 
 DEFAULT_IMAGE = "sparring/python:latest"
 AGENT = "1000:1000"
-# The container's own process: it idles without ever forking, so that it works at the process limit too, and on
-# SIGUSR1 kills all else. It runs as root with CAP_KILL alone; what the model runs has another user and no capability,
-# and so can neither kill it nor escape it.
-_MAIN = 'trap "kill -9 -1" USR1; while :; do read -r _; [ $? -gt 128 ] || sleep 1; done'
+# The container's own process: it idles on a pipe that nobody writes to, without ever forking, so that it lives and
+# works at the process limit too, and on SIGUSR1 kills all else. It runs as root with CAP_KILL alone; what the model
+# runs has another user and no capability, and so can neither kill it nor do what it does.
+_MAIN = """
+trap 'kill -9 -1' USR1
+mkfifo -m 600 /tmp/.idle && exec <>/tmp/.idle && rm /tmp/.idle && while :; do read -r _; done
+"""
 _ENV = {"HOME": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat"}
 
 
@@ -88,7 +91,6 @@ class DockerSandbox(Sandbox):
                 user="0:0",
                 working_dir=self.spec.workdir,
                 environment=_ENV | (PROXY_ENV if volume else {}) | dict(self.spec.env),
-                stdin_open=True,
                 labels=labels(self._owner, self.spec.lifetime_s),
                 host_config=api.create_host_config(**options),
             )

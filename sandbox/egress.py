@@ -120,7 +120,7 @@ class Egress:
             raise
 
     async def open_inside(self, container: str) -> None:
-        """Start the forwarder in a sandbox and wait until it listens; as root, so that the sandbox's user cannot end it."""
+        """Start the forwarder in a sandbox, as root so that the sandbox's user cannot end it, and wait for it."""
         api = self._daemon.api
 
         def start() -> int:

@@ -34,11 +34,15 @@ class LocalSandbox(Sandbox):
 
     @property
     def workdir(self) -> str:
-        return str(self._folder) if self._folder else self.spec.workdir
+        return str(self._folder / "work") if self._folder else self.spec.workdir
+
+    @property
+    def scratch(self) -> str:
+        return str(self._folder / "scratch") if self._folder else "/tmp"
 
     async def _start(self, timeout_s: float) -> None:
         warnings.warn("LocalSandbox isolates nothing: code runs as you, on this machine", stacklevel=3)
-        self._folder = Path(os.path.realpath(tempfile.mkdtemp(prefix="sparring-local-")))
+        self._folder = await asyncio.to_thread(_fresh_folder)
 
     async def _stop(self) -> None:
         for process in list(self._processes):
@@ -68,12 +72,12 @@ class LocalSandbox(Sandbox):
         if user is not None:
             raise SandboxError("a local sandbox runs commands as you; it has no other users")
         path = os.environ.get("PATH", os.defpath)
-        base = {"PATH": path, "HOME": str(self._folder), "LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat"}
+        base = {"PATH": path, "HOME": self.scratch, "LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat"}
         process = await HostProcess.spawn(
-            _findable(argv),
+            _forgiving(cwd or ".", argv),
             on_output,
             env=base | dict(self.spec.env) | dict(env or {}),
-            cwd=str(self._folder / (cwd or ".")),
+            cwd=self.workdir,
             stdin=stdin,
         )
         if timeout_s is not None:
@@ -84,9 +88,9 @@ class LocalSandbox(Sandbox):
         return process
 
 
-def _findable(argv: Sequence[str]) -> Sequence[str]:
-    """A missing program or folder is a command that fails with 127, as in every shell, not an error of ours."""
-    return ["/bin/sh", "-c", 'exec "$@"', "sh", *argv]
+def _forgiving(cwd: str, argv: Sequence[str]) -> Sequence[str]:
+    """A missing program or folder is a command that fails, as in every shell, not an error of ours."""
+    return ["/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh", cwd, *argv]
 
 
 class LocalProvider(SandboxProvider):
@@ -99,3 +103,10 @@ class LocalProvider(SandboxProvider):
 
     def make(self, spec: SandboxSpec) -> LocalSandbox:
         return LocalSandbox(spec)
+
+
+def _fresh_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="sparring-local-")).resolve()
+    (folder / "work").mkdir()
+    (folder / "scratch").mkdir()
+    return folder

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
@@ -70,7 +71,7 @@ class ShellSession(Session):
     def __init__(self, sandbox: Sandbox) -> None:
         super().__init__(sandbox)
         self._cwd = "."  # quoted by the shell itself
-        self._state = f"/tmp/.sparring-session-{secrets.token_hex(4)}"
+        self._state = shlex.quote(f"{sandbox.scratch}/.sparring-session-{secrets.token_hex(4)}")
 
     async def exec(self, code: str, *, timeout_s: float = 30.0) -> ExecResult:
         result = await super().exec(code, timeout_s=timeout_s)
