@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sparring.types import EpisodeSpec, Trajectory
 
-__all__ = ["EpisodeRow", "GroupSpec", "LedgerRow", "StoredGroup", "StoredTrajectory"]
+__all__ = [
+    "EpisodeRow",
+    "GroupSpec",
+    "LedgerRow",
+    "StoredGroup",
+    "StoredTrajectory",
+    "decode_logprobs",
+    "encode_logprobs",
+]
 
 
 @dataclass(frozen=True)
@@ -108,3 +121,14 @@ class EpisodeRow:
     turns: int
     started_at: float
     finished_at: float
+
+
+def encode_logprobs(arrays: Sequence[NDArray[np.float32]]) -> bytes:
+    """The stored form of one array a sequence; NaN, which JSON has not, is null."""
+    lists = [[None if np.isnan(value) else value for value in array.tolist()] for array in arrays]
+    return zlib.compress(json.dumps(lists, allow_nan=False).encode(), level=1)
+
+
+def decode_logprobs(data: bytes) -> list[NDArray[np.float32]]:
+    """Inverse of `encode_logprobs`."""
+    return [np.array(values, dtype=np.float32) for values in json.loads(zlib.decompress(data))]

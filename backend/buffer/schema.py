@@ -70,6 +70,11 @@ CREATE TABLE trajectories (
     data BLOB NOT NULL,
     CHECK ((state = 'consumed') = (consumed_step IS NOT NULL))
 );
+CREATE TABLE trained_logprobs (
+    episode_id TEXT PRIMARY KEY,
+    step INTEGER NOT NULL,
+    data BLOB NOT NULL
+) WITHOUT ROWID;
 CREATE INDEX groups_by_state ON groups (state, consumed_step);
 CREATE INDEX trajectories_by_group ON trajectories (group_id);
 CREATE INDEX trajectories_by_state ON trajectories (state, consumed_step);

@@ -9,8 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sparring.backend.buffer.lease import RunLease
-from sparring.backend.buffer.records import GroupSpec, StoredGroup, StoredTrajectory
+from sparring.backend.buffer.records import GroupSpec, StoredGroup, StoredTrajectory, encode_logprobs
 from sparring.backend.buffer.schema import check_schema, check_soundness, connect, create_tables, translated_errors
 from sparring.errors import BufferStateError
 from sparring.types import Trajectory, decode_trajectory, encode_trajectory
@@ -189,6 +192,16 @@ class TrajectoryBuffer:
                             self._move_trajectory(connection, episode_id, "consumed", step)
             finally:
                 self._connection.execute("PRAGMA synchronous=NORMAL")
+
+    def keep_trained_logprobs(self, step: int, logprobs: Mapping[str, Sequence[NDArray[np.float32]]]) -> None:
+        """Keep what the trainer gave each action token before step `step` changed the weights, for viewers.
+
+        Args:
+            logprobs: by episode id, an array for each of its sequences, NaN where a token is no action.
+        """
+        rows = [(episode_id, step, encode_logprobs(arrays)) for episode_id, arrays in logprobs.items()]
+        with self._transaction() as connection:
+            connection.executemany("INSERT OR REPLACE INTO trained_logprobs VALUES (?, ?, ?)", rows)
 
     def ready_groups(self) -> list[StoredGroup]:
         """Groups that wait to be trained, in the order in which they were drawn."""

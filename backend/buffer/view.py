@@ -7,7 +7,10 @@ import sqlite3
 from pathlib import Path
 from types import TracebackType
 
-from sparring.backend.buffer.records import EpisodeRow, LedgerRow
+import numpy as np
+from numpy.typing import NDArray
+
+from sparring.backend.buffer.records import EpisodeRow, LedgerRow, decode_logprobs
 from sparring.backend.buffer.schema import check_schema, connect, translated_errors
 from sparring.errors import BufferStateError
 from sparring.types import Trajectory, decode_trajectory
@@ -93,6 +96,11 @@ class BufferView:
             return decode_trajectory(rows[0][0])
         except (ValueError, KeyError, TypeError) as error:
             raise BufferStateError(f"episode {episode_id} in {self.path} cannot be read: {error}") from error
+
+    def trained_logprobs(self, episode_id: str) -> list[NDArray[np.float32]] | None:
+        """What the trainer gave each action token of an episode, by sequence; None where it was not trained."""
+        rows = self._query("SELECT data FROM trained_logprobs WHERE episode_id = ?", (episode_id,))
+        return decode_logprobs(rows[0][0]) if rows else None
 
     def _query(self, sql: str, parameters: tuple[object, ...] = ()) -> list[sqlite3.Row]:
         with translated_errors(self.path):

@@ -164,6 +164,23 @@ class ChatFormat:
         end = next((end for end in self._end_strings if text.startswith(end)), "")
         return text[len(end) :] if ended else text
 
+    def encode_reply(
+        self, messages: Sequence[Message], reply: Message, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """Token ids that the model would have to sample, behind `encode_prompt(messages)`, to say `reply`.
+
+        For demonstrations (`sparring.demonstrations`): what a model says itself is kept as sampled, never encoded.
+
+        Raises:
+            GatewayError: the template shows an assistant message otherwise than as a continuation of its prompt.
+        """
+        prompt = self._render(messages, tools, generation_prompt=True)
+        full = self._render([*messages, reply], tools, generation_prompt=False)
+        end = next((end for end in self._end_strings if self._closing.startswith(end)), None)
+        if not full.startswith(prompt) or end is None:
+            raise GatewayError("this chat template cannot write a demonstration: it rewrites its generation prompt")
+        return self._encode(full[len(prompt) :].removesuffix(self._closing) + end)
+
     def decode(self, token_ids: Sequence[int], *, special_tokens: bool = False) -> str:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
 

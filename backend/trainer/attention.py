@@ -130,7 +130,8 @@ def tree_attention(
     **_: object,
 ) -> tuple[Tensor, None]:
     """An attention function of transformers. query (1, H, N, D), key and value (1, KV, N, D) -> (1, N, H, D)."""
-    tokens = [x[0].transpose(0, 1) for x in (query, key, value)]  # (N, heads, D)
+    # Under autocast the rotary embedding leaves query and key in float32, beside a value in the compute type.
+    tokens = [x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value)]  # (N, heads, D)
     grouped = query.size(1) != key.size(1)
     outputs = []
     for block in tree.blocks:

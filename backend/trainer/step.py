@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +16,9 @@ from sparring.backend.trainer.packing import PackedRow, Sample
 from sparring.errors import TrainerError
 from sparring.types import Group, TokenSequence, Trajectory
 
-__all__ = ["Step", "loss_inputs", "make_sample", "make_step"]
+__all__ = ["Scored", "Step", "logprobs_by_episode", "logprobs_by_sample", "loss_inputs", "make_sample", "make_step"]
+
+Scored: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,35 @@ def loss_inputs(
         totals=totals,
         proximal=proximal,
     )
+
+
+def logprobs_by_sample(row: PackedRow, logprobs: torch.Tensor) -> dict[int, Scored]:
+    """What a forward gave the action tokens of each sequence: positions and log-probabilities, by index in the step."""
+    values, positions, sequence = (t.detach().cpu().numpy() for t in (logprobs.float(), row.position, row.sequence))
+    return {
+        index: (positions[sequence == local], values[sequence == local])
+        for local, index in enumerate(row.sample_index.tolist())
+    }
+
+
+def logprobs_by_episode(groups: Sequence[Group], scored: Mapping[int, Scored]) -> dict[str, list[NDArray[np.float32]]]:
+    """The same by episode id, one array of length T for each sequence, NaN where a token is no action.
+
+    Args:
+        groups: those that `make_step` numbered.
+    """
+    found: dict[str, list[NDArray[np.float32]]] = {}
+    index = 0
+    for trajectory in (t for group in groups for t in group.survivors):
+        arrays = found[trajectory.episode_id] = []
+        for sequence in trajectory.sequences:
+            array = np.full(len(sequence), np.nan, np.float32)
+            if sequence.action_mask.any():
+                positions, values = scored[index]
+                array[positions] = values
+                index += 1
+            arrays.append(array)
+    return found
 
 
 def _who(trajectory: Trajectory) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 import warnings
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
+from numpy.typing import NDArray
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from sparring.backend.objectives import Objective, load_objective
@@ -29,7 +30,14 @@ from sparring.backend.trainer.packing import Sample, pack, split_rows
 from sparring.backend.trainer.policy import load_policy, refuse_truncated_sampling
 from sparring.backend.trainer.probe import DriftReport, probe
 from sparring.backend.trainer.protocols import BatchSource, WeightPublisher
-from sparring.backend.trainer.step import Step, loss_inputs, make_step
+from sparring.backend.trainer.step import (
+    Scored,
+    Step,
+    logprobs_by_episode,
+    logprobs_by_sample,
+    loss_inputs,
+    make_step,
+)
 from sparring.config import RunConfig
 from sparring.errors import TrainerError
 from sparring.types import Group, TokenSequence, encode_trajectory
@@ -53,6 +61,8 @@ class AgentTrainer(AsyncGRPOTrainer):
         on_step: called with every record of `metrics.jsonl`, for a live display.
         probe_sequences: samples a few sequences from the engine, once its first weights are published: the trainer
             compares log-probabilities, and refuses to start where they are too far apart.
+        on_trained: called after each step with its number and, by episode, the log-probabilities that its action
+            tokens had before it: an array for each sequence, NaN elsewhere.
         objective: instead of the configuration's.
 
     Raises:
@@ -70,6 +80,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         evaluate: Callable[[int], Mapping[str, Any]] | None = None,
         on_step: Callable[[Mapping[str, Any]], None] | None = None,
         probe_sequences: Callable[[], Sequence[TokenSequence]] | None = None,
+        on_trained: Callable[[int, Mapping[str, Sequence[NDArray[np.float32]]]], None] | None = None,
         objective: Objective | None = None,
         batch_timeout_s: float = 3600.0,
     ) -> None:
@@ -134,6 +145,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._evaluate_policy = evaluate
         self._on_step = on_step
         self._probe_sequences = probe_sequences
+        self._on_trained = on_trained
         self._batch_timeout_s = batch_timeout_s
         self._resume_from: Path | None = None
         self._guard = InterruptGuard()
@@ -141,6 +153,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._step_began = self._optimizer_began = 0.0
         self._record: dict[str, Any] = {}
         self._groups: tuple[Group, ...] = ()
+        self._scored: list[dict[int, Scored]] = []
         self._metrics_file: MetricsFile | None = None
         self.drift: DriftReport | None = None
         self.remove_callback(PrinterCallback)
@@ -227,6 +240,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         meter = StepMeter()
         loss = torch.zeros((), device=self.args.device)
         forwarded = unpacked = 0
+        scored: dict[int, Scored] = {}
         proximal = self._first_pass(model, mine) if self.objective.needs_proximal else [None] * len(mine)
         with self._timed("train"):
             # DDP averages over ranks and every rank must take part in its reduction: a rank without a row of its own
@@ -243,11 +257,13 @@ class AgentTrainer(AsyncGRPOTrainer):
                     loss += out.loss.detach()
                     meter.add(out.metrics)
                     meter.observe(x, scores.entropy[row.term_row])
+                    scored |= logprobs_by_sample(row, scores.logprobs)
                     forwarded, unpacked = forwarded + row.tokens, unpacked + row.unpacked_tokens
                 del scores, x, out
         loss = self.accelerator.reduce(loss, reduction="sum")
         meter.add({"packing": (torch.tensor(float(unpacked)), torch.tensor(float(forwarded)))})
         states = gather_object([meter.state()]) if world > 1 else [meter.state()]
+        self._scored = gather_object([scored]) if world > 1 else [scored]
         self._record |= {
             "loss": float(loss),
             "tokens/trained": inputs.totals.tokens,
@@ -314,6 +330,8 @@ class AgentTrainer(AsyncGRPOTrainer):
             "trainer/busy": busy / max(busy + self._seconds["wait"], 1e-9),
         }
         self._report(self._record)
+        if self._on_trained is not None and self._main:
+            self._on_trained(step, logprobs_by_episode(self._groups, ChainMap(*self._scored)))
         self._guard.release()
         every = self.run_config.eval.every
         if (every and step % every == 0) or step >= self.state.max_steps:

@@ -81,8 +81,8 @@ class _Run:
         )
         self.model = self._warm_started(model) if config.warm_start.steps else model
         self.engine = _make_engine(config, self.model)
-        buffer = TrajectoryBuffer.open(directory.buffer)
-        stack.callback(buffer.close)
+        self.buffer = TrajectoryBuffer.open(directory.buffer)
+        stack.callback(self.buffer.close)
         self.worker = RolloutWorker(
             engine=self.engine,
             recorder=Recorder(self.engine, self.chat, _sampling(config), max_length=config.model.max_length),
@@ -95,7 +95,7 @@ class _Run:
             ),
             sampler=sampler,
             config=config.rollout,
-            buffer=buffer,
+            buffer=self.buffer,
         )
         stack.callback(self.worker.stop)
         self.display = stack.enter_context(Display(config.trainer.steps, console))
@@ -115,6 +115,7 @@ class _Run:
             evaluate=self._evaluate,
             on_step=self.display.step,
             probe_sequences=self._probe_sequences,
+            on_trained=self.buffer.keep_trained_logprobs,
         )
         trainer.train(resume=resume)
         self.display.status("writing the trained model")

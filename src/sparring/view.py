@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -65,7 +67,7 @@ def _list(console: Console, buffer: BufferView, state: str | None, limit: int) -
 def _show(
     console: Console,
     trajectory: Trajectory,
-    trained: Sequence[Sequence[float]] | None,
+    trained: Sequence[NDArray[np.float32]] | None,
     decode: Callable[[int], str],
     tokens: bool,
 ) -> None:
@@ -85,7 +87,7 @@ def _show(
             _show_tokens(console, sequence, after, decode)
 
 
-def _show_turns(console: Console, index: int, sequence: TokenSequence, after: Sequence[float] | None) -> None:
+def _show_turns(console: Console, index: int, sequence: TokenSequence, after: NDArray[np.float32] | None) -> None:
     table = Table("turn", "agent", "tokens", "trained", "finish", "versions", "mean log p", "mean ratio", box=None)
     table.title = f"sequence {index}: {len(sequence)} tokens, {int(sequence.action_mask.sum())} of them actions"
     table.title_justify = "left"
@@ -110,7 +112,7 @@ def _show_turns(console: Console, index: int, sequence: TokenSequence, after: Se
 
 
 def _show_tokens(
-    console: Console, sequence: TokenSequence, after: Sequence[float] | None, decode: Callable[[int], str]
+    console: Console, sequence: TokenSequence, after: NDArray[np.float32] | None, decode: Callable[[int], str]
 ) -> None:
     table = Table("#", "token", "id", "mask", "log p", "ratio", "version", box=None)
     for i, (token, mask) in enumerate(zip(sequence.token_ids.tolist(), sequence.action_mask.tolist(), strict=True)):
@@ -128,11 +130,11 @@ def _show_tokens(
     console.print(table)
 
 
-def _ratio(sequence: TokenSequence, after: Sequence[float] | None, index: int) -> float | None:
+def _ratio(sequence: TokenSequence, after: NDArray[np.float32] | None, index: int) -> float | None:
     """ρ of one token: the trained policy's probability, when the token was trained, over the behaviour policy's."""
     if after is None:
         return None
-    return math.exp(after[index] - float(sequence.behaviour_logprobs[index]))
+    return math.exp(float(after[index]) - float(sequence.behaviour_logprobs[index]))
 
 
 def _decoder(directory: RunDirectory) -> Callable[[int], str]:

@@ -1,0 +1,53 @@
+"""Demonstrations are recorded like sampled episodes: the same tokens, masks and turns."""
+
+import gymnasium
+import pytest
+
+from sparring.backend.gateway import ChatFormat
+from sparring.config import RunConfig
+from sparring.demonstrations import record_demonstrations
+from sparring.envs import ChatEnv
+from sparring.errors import ConfigError
+from sparring.types import Message
+
+
+def config(model: str, env: str, **kwargs) -> RunConfig:
+    return RunConfig.model_validate({"model": {"path": model}, "env": {"id": env, "kwargs": kwargs}})
+
+
+@pytest.fixture
+def chat(tiny_qwen3):
+    return ChatFormat.load(tiny_qwen3, tool_template="hermes-compact", tool_format="hermes")
+
+
+async def test_a_demonstration_is_a_prompt_and_its_gold_turns(chat):
+    run = config("tiny-qwen3", "sparring/Calculator-v0")
+    (sequence,) = await record_demonstrations(run, chat, ["train/0"], seed=0)
+    spans = [sequence.token_ids[turn.start : turn.end].tolist() for turn in sequence.turns]
+    said = [chat.decode(span, special_tokens=True) for span in spans]
+    assert said[0].startswith('<tool_call>{"name": "calculator"')
+    assert said[0].endswith("</tool_call><|im_end|>")
+    assert said[1].startswith("Answer: ")
+    assert [turn.end - turn.start for turn in sequence.turns] == [
+        int(sequence.action_mask[turn.start : turn.end].sum()) for turn in sequence.turns
+    ]
+    assert sequence.action_mask.sum() == sum(turn.end - turn.start for turn in sequence.turns)
+
+
+class Mute(ChatEnv):
+    """An environment without demonstrations."""
+
+    def task_ids(self, split="train"):
+        return [f"{split}/0"]
+
+    async def _begin(self, task_id):
+        return [Message("user", "Speak.")]
+
+    async def _submit(self, answer):
+        return None
+
+
+async def test_an_environment_without_demonstrations_says_so(chat):
+    gymnasium.register("test/Mute-v0", entry_point=Mute)
+    with pytest.raises(ConfigError, match=r"warm_start\.steps"):
+        await record_demonstrations(config("tiny-qwen3", "test/Mute-v0"), chat, ["train/0"], seed=0)
