@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 import openai
 from agents import Agent, FunctionTool, ModelResponse, RunConfig, RunHooks, Runner
@@ -12,9 +14,10 @@ from agents.models.openai_provider import OpenAIProvider
 from agents.tool_context import ToolContext
 
 from sparring.agents.policy import Outcome
-from sparring.agents.remote import budget_error, opening, served_at
+from sparring.agents.openai_items import input_items, said_message
+from sparring.agents.remote import AGENT_HEADER, budget_error, opening, served_at
 from sparring.envs import ChatEnv
-from sparring.types import ChatClient, Message, StopReason, ToolCall
+from sparring.types import ChatClient, StopReason
 
 __all__ = ["OpenAIAgentsPolicy"]
 
@@ -47,7 +50,7 @@ class OpenAIAgentsPolicy:
     async def _run(self, env: ChatEnv, provider: OpenAIProvider) -> str | None:
         system, messages = opening(env.messages)
         agent = self._make_agent(env, system)
-        items: list[Any] = [item for message in messages for item in _items(message)]
+        items: list[Any] = [item for message in messages for item in input_items(message)]
         hooks = _Hooks(env)
 
         async def unknown_tool(error: Any) -> str | None:
@@ -83,6 +86,7 @@ class OpenAIAgentsPolicy:
             agent = self._agent(tools)
         if agent.instructions is None:
             agent = agent.clone(instructions=system)
+        _label(agent, set())
         return agent
 
 
@@ -108,9 +112,21 @@ class _Hooks(RunHooks[Any]):
 
     async def on_llm_end(self, context: Any, agent: Agent[Any], response: ModelResponse) -> None:
         self.items += response.to_input_items()
-        message = _message(response)
+        message = said_message(response)
         self.text = message.content
         await self._env.observe(message)
+
+
+def _label(agent: Agent[Any], done: set[int]) -> None:
+    """Have every agent that this one may hand over to say its name to the gateway."""
+    if id(agent) in done:
+        return
+    done.add(id(agent))
+    headers = {**(agent.model_settings.extra_headers or {}), AGENT_HEADER: quote(agent.name)}
+    agent.model_settings = replace(agent.model_settings, extra_headers=headers)
+    for other in agent.handoffs:
+        if isinstance(other, Agent):
+            _label(other, done)
 
 
 def _function_tool(env: ChatEnv, function: dict[str, Any]) -> FunctionTool:
@@ -124,23 +140,3 @@ def _function_tool(env: ChatEnv, function: dict[str, Any]) -> FunctionTool:
         on_invoke_tool=invoke,
         strict_json_schema=False,
     )
-
-
-def _items(message: Message) -> list[dict[str, Any]]:
-    """A message of the environment as input items of the responses API, which the SDK takes for either API."""
-    if message.role == "tool":
-        return [{"type": "function_call_output", "call_id": message.tool_call_id, "output": message.content or ""}]
-    calls = [
-        {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
-        for call in message.tool_calls
-    ]
-    return [*([{"role": message.role, "content": message.content}] if message.content else []), *calls]
-
-
-def _message(response: ModelResponse) -> Message:
-    said = [item for item in response.output if item.type == "message"]
-    texts = [part.text for item in said for part in item.content if part.type == "output_text"]
-    calls = tuple(
-        ToolCall(item.call_id, item.name, item.arguments) for item in response.output if item.type == "function_call"
-    )
-    return Message("assistant", "".join(texts) or None, calls)
