@@ -13,8 +13,8 @@ from agents.exceptions import AgentsException, MaxTurnsExceeded, ModelBehaviorEr
 from agents.models.openai_provider import OpenAIProvider
 from agents.tool_context import ToolContext
 
-from sparring.agents.policy import Outcome
 from sparring.agents.openai_items import input_items, said_message
+from sparring.agents.policy import Outcome
 from sparring.agents.remote import AGENT_HEADER, budget_error, opening, served_at
 from sparring.envs import ChatEnv
 from sparring.types import ChatClient, StopReason
