@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,7 @@ _KEEPALIVE_S = 5  # SGLang's own
 class FakeSGLang:
     """SGLang's HTTP face over `engine`, which is started and stopped with it.
 
-    What differs from the original: an aborted request answers without tokens, since our engines give
-    log-probabilities at the end alone; weights come from disk alone, since handles of CUDA memory need a GPU.
+    What differs from the original: weights come from disk alone, since handles of CUDA memory need a GPU.
 
     Attributes:
         bodies: every `/generate` request, in order, for tests that ask what was sent.
@@ -48,7 +48,9 @@ class FakeSGLang:
         self._engine, self._model_path = engine, model_path
         self._reports_versions, self._seeds = reports_versions, seeds
         self._weight_version = "default"
-        self._abort: dict[str, asyncio.Event] = {}
+        self._running: set[str] = set()
+        self._aborted: set[str] = set()
+        self._paused = False
         self.bodies: list[dict[str, Any]] = []
         self.app = FastAPI(title="SGLang's endpoints on an engine of sparring")
         for method, path, endpoint in (
@@ -128,33 +130,29 @@ class FakeSGLang:
         yield b"data: [DONE]\n\n"
 
     async def _replies(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Cumulative answers; the last has a finish reason."""
-        rid, said = body["rid"], list[int]()
-        aborted = self._abort.setdefault(rid, asyncio.Event())
+        """Cumulative answers; the last has a finish reason.
+
+        Our engines end all requests with what they have, or none; so an abort of one cuts all, and the others go on.
+        """
+        rid, sampling = body["rid"], _sampling(body)
+        said = Completion([], [], [], "aborted", None, [] if sampling.top_logprobs else None)
+        self._running.add(rid)
         try:
-            stream = self._engine.stream(body["input_ids"], _sampling(body))
-            async with aclosing(stream) as chunks:  # type: ignore[type-var]  # every engine's stream is a generator
-                while True:
-                    next_chunk = asyncio.ensure_future(anext(chunks))
-                    stop = asyncio.ensure_future(aborted.wait())
-                    try:
-                        await asyncio.wait({next_chunk, stop}, return_when=asyncio.FIRST_COMPLETED)
-                    finally:
-                        stop.cancel()
-                        if not next_chunk.done():
-                            next_chunk.cancel()
-                            await asyncio.wait({next_chunk})
-                    if aborted.is_set():
-                        yield self._reply(rid, [], {"type": "abort", "message": "Abort in waiting queue"})
-                        return
-                    chunk = next_chunk.result()
-                    if chunk.completion is not None:
-                        yield self._finished(rid, body, chunk.completion)
-                        return
-                    said += chunk.token_ids
-                    yield self._reply(rid, said, None)
+            while said.finish_reason == "aborted" and rid not in self._aborted:
+                rest = replace(sampling, max_new_tokens=sampling.max_new_tokens - len(said.token_ids))
+                streamed = list(said.token_ids)
+                stream = self._engine.stream([*body["input_ids"], *said.token_ids], rest)
+                async with aclosing(stream) as chunks:  # type: ignore[type-var]  # every engine's stream is a generator
+                    async for chunk in chunks:
+                        streamed += chunk.token_ids
+                        if chunk.completion is None:
+                            yield self._reply(rid, streamed, None)
+                        else:
+                            said = _joined(said, chunk.completion)
+            yield self._finished(rid, body, said)
         finally:
-            del self._abort[rid]
+            self._running.discard(rid)
+            self._aborted.discard(rid)
 
     def _reply(self, rid: str, said: list[int], finish: dict[str, Any] | None, **meta: Any) -> dict[str, Any]:
         described = {"id": rid, "finish_reason": finish, "weight_version": self._weight_version, **meta}
@@ -178,17 +176,24 @@ class FakeSGLang:
 
     async def _abort_request(self, request: Request) -> Response:
         body = await request.json()
-        for rid, aborted in self._abort.items():
-            if body.get("abort_all") or rid == body["rid"]:
-                aborted.set()
+        marked = self._running if body.get("abort_all") else self._running & {body["rid"]}
+        if marked:
+            self._aborted |= marked
+            await self._engine.pause("abort")
+            if not self._paused:
+                await self._engine.resume()
         return Response(status_code=200)
 
     async def _pause(self, request: Request) -> dict[str, str]:
         mode = (await request.json()).get("mode", "abort")
+        if mode == "abort":
+            self._aborted |= self._running
+        self._paused = True
         await self._engine.pause("abort" if mode == "abort" else "keep")
         return {"status": "ok", "message": "Generation paused successfully."}
 
     async def _continue(self) -> dict[str, str]:
+        self._paused = False
         await self._engine.resume()
         return {"status": "ok", "message": "Generation continued successfully."}
 
@@ -208,6 +213,17 @@ class FakeSGLang:
 
     async def _refuse(self, _request: Request, error: Exception) -> Response:
         return JSONResponse({"error": {"message": str(error)}}, status_code=400)
+
+
+def _joined(said: Completion, more: Completion) -> Completion:
+    tops = None if said.top_logprobs is None else said.top_logprobs + (more.top_logprobs or [])
+    return replace(
+        more,
+        token_ids=said.token_ids + more.token_ids,
+        logprobs=said.logprobs + more.logprobs,
+        policy_versions=said.policy_versions + more.policy_versions,
+        top_logprobs=tops,
+    )
 
 
 def _sampling(body: Mapping[str, Any]) -> SamplingParams:

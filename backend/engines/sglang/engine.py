@@ -38,6 +38,7 @@ __all__ = ["SGLangEngine"]
 _CONTROL_S = 30.0  # pause and resume take milliseconds
 _UPDATE_S = 300.0  # from disk, a large model takes minutes
 _HEALTH_S = 0.9
+_PROBE_S = 60.0
 _T = TypeVar("_T")
 
 
@@ -113,7 +114,12 @@ class SGLangEngine(Engine):
         try:
             self._info = await self._identify()
             self.version = self._info.weight_version
-            probe = await self.generate([0], SamplingParams(max_new_tokens=1, temperature=0.0))
+            await self._control("/continue_generation", {})  # a client that died may have left it paused
+            async with asyncio.timeout(_PROBE_S):
+                probe = await self.generate([0], SamplingParams(max_new_tokens=1, temperature=0.0))
+        except TimeoutError as error:
+            await self.stop()
+            raise EngineError(f"the server at {self.url} gave no token in {_PROBE_S:g} s; is it hung?") from error
         except BaseException:
             await self.stop()
             raise
@@ -144,15 +150,24 @@ class SGLangEngine(Engine):
     async def stream(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session_id: str | None = None
     ) -> AsyncGenerator[Chunk, None]:
+        # A task reads the server's events, so that a pause that ends the request does not wait for our caller to read.
+        replies: asyncio.Queue[Reply | Exception] = asyncio.Queue()
+        reading = asyncio.create_task(self._read_into(replies, token_ids, sampling))
         said = 0
-        async with aclosing(self._legs(token_ids, sampling, stream=True)) as replies:
-            async for reply in replies:
+        try:
+            while True:
+                reply = await replies.get()
+                if isinstance(reply, Exception):
+                    raise reply
                 if len(reply.token_ids) > said:
                     yield Chunk(reply.token_ids[said:])
                     said = len(reply.token_ids)
                 if reply.finish_reason is not None:
                     yield Chunk([], _completion(reply))
                     return
+        finally:
+            reading.cancel()
+            await asyncio.wait({reading})
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         self._check()
@@ -214,6 +229,16 @@ class SGLangEngine(Engine):
     async def resume_memory(self) -> None:
         """Take it back; weights and cache are empty until the next `update_weights`."""
         await self._control("/resume_memory_occupation", {}, deadline_s=_UPDATE_S)
+
+    async def _read_into(
+        self, replies: asyncio.Queue[Reply | Exception], token_ids: Sequence[int], sampling: SamplingParams
+    ) -> None:
+        try:
+            async with aclosing(self._legs(token_ids, sampling, stream=True)) as legs:
+                async for reply in legs:
+                    replies.put_nowait(reply)
+        except Exception as error:  # raised where the caller reads
+            replies.put_nowait(error)
 
     async def _legs(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, stream: bool

@@ -93,8 +93,8 @@ class WeightLayout:
             )
         if missing or unknown:
             raise EngineError(
-                f"the new weights do not fit {self.folder}: missing {_some(missing)}, unknown {_some(unknown)}; "
-                "the old weights stay"
+                f"the new weights are not the named_parameters() of {self.folder}: missing {_some(missing)}, unknown "
+                f"{_some(unknown)}; the old weights stay"
             )
         for name, shape in given.items():
             if shape != self.shapes[name]:

@@ -1,11 +1,13 @@
 """Which weights sampled which token, as the hook inside SGLang's scheduler counts it."""
 
+import subprocess
 import sys
 from types import SimpleNamespace as Thing
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparring.backend.engines.sglang import launcher
 from sparring.backend.engines.sglang.launcher import INFO_KEY, TokenVersions, mark_requests
 
 
@@ -63,10 +65,6 @@ def test_a_prompt_half_read_has_no_token_under_way():
 
 
 def test_the_launcher_imports_nothing_of_ours():
-    import subprocess
-
-    from sparring.backend.engines.sglang import launcher
-
-    code = f"import runpy, sys; runpy.run_path({launcher.__file__!r}); print([m for m in sys.modules if 'sparring' in m])"
+    code = f"import runpy, sys; runpy.run_path({launcher.__file__!r}); print([m for m in sys.modules if 'spar' in m])"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=20, check=True)
     assert done.stdout.strip() == "[]"

@@ -18,7 +18,8 @@ async def test_requests_of_one_prefix_share_a_server_and_others_spread():
     members = engines(2)
     pool = EnginePool(members)
     await pool.start()
-    await asyncio.gather(*(pool.generate([group, *range(70), member], ONE) for group in range(4) for member in range(2)))
+    prompts = [[group, *range(70), member] for group in range(4) for member in range(2)]
+    await asyncio.gather(*(pool.generate(prompt, ONE) for prompt in prompts))
     homes = [{call.prompt[0] for call in member.log} for member in members]
     assert homes[0] & homes[1] == set()
     assert {len(home) for home in homes} == {2}
@@ -53,7 +54,7 @@ async def test_with_no_server_left_requests_fail_with_the_reasons():
     pool = EnginePool(members)
     await pool.start()
     members[0].crash("killed")
-    with pytest.raises(EngineError, match="no server of the pool is left.*killed"):
+    with pytest.raises(EngineError, match=r"no server of the pool is left.*killed"):
         await pool.generate([1], ONE)
     await pool.stop()
 
