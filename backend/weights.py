@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Publication", "WeightPublisher"]
 
+_RESUME_TIMEOUT_S = 30.0
+
 
 @dataclass(frozen=True)
 class Publication:
@@ -92,7 +94,7 @@ class WeightPublisher:
             self._worker.run(coroutine, self._timeout_s)
         except BaseException as error:
             with contextlib.suppress(Exception):  # an engine that cannot go on either is reported by what came first
-                self._worker.run(self._engine.resume(), self._timeout_s)
+                self._worker.run(self._engine.resume(), _RESUME_TIMEOUT_S)
             self._paused_at = None
             if isinstance(error, SparringError) or not isinstance(error, Exception):
                 raise

@@ -44,7 +44,6 @@ class TrajectoryBuffer:
         Raises:
             BufferStateError: another process uses it, it is damaged, or of another schema.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
         lease = RunLease(path.with_name(path.name + ".lock"))
         try:
             with translated_errors(path):
@@ -180,8 +179,8 @@ class TrajectoryBuffer:
             BufferStateError: the step has its batch already, or a group or trajectory is not there to be consumed;
                 nothing changes then.
         """
-        with self._lock:
-            self._connection.execute("PRAGMA synchronous=FULL")
+        with self._reading() as writer:
+            writer.execute("PRAGMA synchronous=FULL")
             try:
                 with self._transaction() as connection:
                     if step <= (last_step := self._last_step(connection)):
@@ -191,7 +190,7 @@ class TrajectoryBuffer:
                         for episode_id in episode_ids:
                             self._move_trajectory(connection, episode_id, "consumed", step)
             finally:
-                self._connection.execute("PRAGMA synchronous=NORMAL")
+                writer.execute("PRAGMA synchronous=NORMAL")
 
     def keep_trained_logprobs(self, step: int, logprobs: Mapping[str, Sequence[NDArray[np.float32]]]) -> None:
         """Keep what the trainer gave each action token before step `step` changed the weights, for viewers.

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -109,15 +110,26 @@ def _failed(kind: str, message: str, stop_reason: StopReason = StopReason.FAILED
 def _checked(
     result: EpisodeResult, sequences: tuple[TokenSequence, ...]
 ) -> tuple[EpisodeResult, tuple[TokenSequence, ...]]:
-    """Numbers that are not finite are faults of an environment or an engine; they can be neither stored nor trained."""
-    rewards = [
-        *([] if result.reward is None else [result.reward]),
-        *result.reward_parts.values(),
-        *result.turn_rewards,
-        *result.agent_rewards.values(),
-    ]
-    if not all(map(math.isfinite, rewards)):
-        return _failed("task", f"the environment gave a reward that is not finite, in {rewards}"), sequences
+    """The result with plain, finite numbers: others are an environment's or an engine's fault, and cannot be stored."""
     if not all(np.isfinite(s.behaviour_logprobs).all() for s in sequences):
         return _failed("engine", "the engine gave a log-probability that is not finite"), ()
-    return result, sequences
+    if result.reward is None:
+        return replace(result, reward_parts={}, turn_rewards=(), agent_rewards={}), sequences
+    try:
+        plain = replace(
+            result,
+            reward=_finite(result.reward),
+            reward_parts={name: _finite(value) for name, value in result.reward_parts.items()},
+            turn_rewards=tuple(map(_finite, result.turn_rewards)),
+            agent_rewards={name: _finite(value) for name, value in result.agent_rewards.items()},
+        )
+    except (TypeError, ValueError) as error:
+        return _failed("task", f"the environment gave a reward that is no finite number: {error}"), sequences
+    return plain, sequences
+
+
+def _finite(value: float) -> float:
+    number = float(value)  # numpy's numbers among them, which JSON does not know
+    if not math.isfinite(number):
+        raise ValueError(repr(value))
+    return number

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from sparring.errors import TrainerError
 
-__all__ = ["LoopThread"]
+__all__ = ["LoopThread", "first_error"]
 
 T = TypeVar("T")
 
@@ -53,6 +53,7 @@ class LoopThread:
 
         Raises:
             TimeoutError: `coroutine` did not end in time; it was cancelled.
+            Exception: what it raised; of an exception group, the first error.
             TrainerError: the loop is gone, or answers no more.
         """
         if threading.current_thread() is self._thread:
@@ -68,13 +69,15 @@ class LoopThread:
                 with contextlib.suppress(TimeoutError):
                     return future.result(_POLL_S)
                 if future.done():
-                    return future.result()
+                    return future.result()  # a TimeoutError of the coroutine's own
                 check()
                 if not self.alive or time.monotonic() > deadline:
                     raise TrainerError(
                         f"the rollout worker's event loop has not answered for {self.silent_s:.0f} s: "
                         "something blocks it, perhaps an environment that waits without await"
                     )
+        except ExceptionGroup as group:
+            raise first_error(group) from group
         except BaseException:
             future.cancel()
             raise
@@ -103,3 +106,10 @@ class LoopThread:
     def _tick(self) -> None:
         self._beat = time.monotonic()
         self._loop.call_later(_BEAT_S, self._tick)
+
+
+def first_error(error: BaseException) -> Exception:
+    """The first error inside nested exception groups: groups are how tasks end together, not what happened."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, Exception) else TrainerError(f"a task of the rollout worker ended by {error!r}")

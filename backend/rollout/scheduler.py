@@ -13,6 +13,7 @@ from sparring.backend.buffer import StoredGroup, StoredTrajectory, TrajectoryBuf
 from sparring.backend.rollout.admission import Admission
 from sparring.backend.rollout.batch import Batch
 from sparring.backend.rollout.episode import EpisodePlayer
+from sparring.backend.rollout.loop import first_error
 from sparring.backend.rollout.sampler import TaskSampler
 from sparring.backend.rollout.selection import has_signal, trajectory_lag
 from sparring.backend.rollout.stats import RolloutMeter, batch_stats
@@ -129,7 +130,7 @@ class GroupScheduler:
                         tasks.create_task(self._play_group(group))
                     await self._changed.wait()
         except Exception as error:
-            self.failure = _first_leaf(error)
+            self.failure = first_error(error)
             self._notify()
 
     def _notify(self) -> None:
@@ -263,13 +264,6 @@ class GroupScheduler:
                 if time.monotonic() - sick_since > _ENGINE_GRACE_S:
                     raise EngineError(f"the engine has been failing for {_ENGINE_GRACE_S:g} s: {problem}")
             await asyncio.sleep(_WATCH_S)
-
-
-def _first_leaf(error: BaseException) -> Exception:
-    """The error inside nested exception groups: the groups are how tasks end together, not what happened."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error if isinstance(error, Exception) else TrainerError(f"the rollout worker ended by {error!r}")
 
 
 def _sample(group: StoredGroup) -> str:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 900.0  # a large engine converts its model on the first start
-_STOP_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 20.0
 
 
 class RolloutWorker:
@@ -105,14 +105,15 @@ class RolloutWorker:
     def stop(self, timeout_s: float = _STOP_TIMEOUT_S) -> None:
         """End all episodes, the engine and the loop. Idempotent; always returns, and logs what went wrong.
 
-        Groups in flight stay so in the buffer; the next process plays the members that they lack.
+        Groups in flight stay so in the buffer; the next process plays the members that they lack. Each of the three
+        ends has `timeout_s`; a loop that something blocks for so long is left behind.
         """
         if self._stopped or not self._opened:
             return
         self._stopped = True
         try:
             if self._thread.alive:
-                self._thread.run(self._shut_down(timeout_s), 3 * timeout_s)
+                self._thread.run(self._shut_down(timeout_s), 3 * timeout_s, check=lambda: self._check_loop(timeout_s))
         except Exception:
             _log.exception("the rollout worker did not shut down cleanly")
         finally:
@@ -126,11 +127,7 @@ class RolloutWorker:
         if not self._thread.alive:
             state = "was stopped" if self._stopped else "has died" if self._opened else "is not open yet"
             raise TrainerError(f"the thread of the rollout worker {state}")
-        if self._thread.silent_s > stale_after_s:
-            raise TrainerError(
-                f"the rollout worker's event loop has stood still for {self._thread.silent_s:.0f} s: "
-                "something blocks it, perhaps an environment that waits without await"
-            )
+        self._check_loop(stale_after_s)
 
     def update_model_version(self, model_version: int) -> None:
         """The weights after so many optimizer steps are live in the engine: groups meant for them may begin."""
@@ -220,6 +217,13 @@ class RolloutWorker:
             expired_episodes=meter.total["expired_episodes"],
             failures=dict(meter.failures),
         )
+
+    def _check_loop(self, stale_after_s: float) -> None:
+        if self._thread.silent_s > stale_after_s:
+            raise TrainerError(
+                f"the rollout worker's event loop has stood still for {self._thread.silent_s:.0f} s: "
+                "something blocks it, perhaps an environment that waits without await"
+            )
 
     def _join_history(self) -> None:
         """Begin this process's incarnation in the buffer, at the version published last."""

@@ -1,6 +1,8 @@
 """The durable buffer: every trajectory has one fate, and what goes wrong says what to do."""
 
 import sqlite3
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -216,20 +218,50 @@ def test_one_process_at_a_time_and_any_number_of_readers(buffer, path):
     TrajectoryBuffer.open(path).close()
 
 
+def test_a_forked_child_does_not_keep_the_run_from_its_next_process(path):
+    """The parent dies while its child lives on; the child's end of the pipe shows that it does."""
+    script = f"""
+import os, sys, pathlib
+from sparring.backend.buffer import TrajectoryBuffer
+buffer = TrajectoryBuffer.open(pathlib.Path({str(path)!r}))
+if os.fork() == 0:
+    print("alive", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+os.kill(os.getpid(), 9)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"alive\n"
+    assert process.wait(20) == -9
+    TrajectoryBuffer.open(path).close()
+    process.communicate()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_with_advice(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BufferStateError, match="check run_dir"):
+        TrajectoryBuffer.open(tmp_path / "file" / "buffer.db")
+
+
 def test_a_full_disk_says_so_and_loses_nothing_stored(buffer, path):
     spec = group(0, size=400)
     buffer.start_group(spec)
     pages = buffer._connection.execute("PRAGMA page_count").fetchone()[0]
     buffer._connection.execute(f"PRAGMA max_page_count = {pages + 20}")
-    stored = 0
-    with pytest.raises(BufferStateError, match="disk is full: free some space"):
+    stored = []
+
+    def store_all():
         for member in range(spec.size):
             buffer.store(trajectory(spec.episode(member)))
-            stored += 1
-    assert 0 < stored == len(fates(path))
+            stored.append(spec.episode(member).episode_id)
+
+    with pytest.raises(BufferStateError, match="disk is full: free some space"):
+        store_all()
+    assert stored
+    assert stored == list(fates(path))
     buffer._connection.execute("PRAGMA max_page_count = 1000000")
-    buffer.store(trajectory(spec.episode(stored)))
-    assert len(fates(path)) == stored + 1
+    buffer.store(trajectory(spec.episode(len(stored))))
+    assert len(fates(path)) == len(stored) + 1
 
 
 @pytest.mark.parametrize("content", [b"not a database at all" * 100, b"SQLite format 3\x00" + b"\xff" * 5000])

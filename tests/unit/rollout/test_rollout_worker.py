@@ -3,6 +3,7 @@
 import asyncio
 import threading
 
+import numpy as np
 import pytest
 
 from sparring.backend.engines.base import SamplingParams
@@ -176,7 +177,7 @@ def test_whatever_an_episode_raises_is_a_failure_of_that_episode(make_rig, error
         if member_of(spec) == 0:
             if error is not None:
                 raise error
-            return finished(float("nan"))
+            return EpisodeResult(StopReason.FINISHED, reward=1.0, turn_rewards=(float("nan"),))
         return finished(member_of(spec))
 
     rig = make_rig(config={"group_size": 3}, play=play)
@@ -184,6 +185,13 @@ def test_whatever_an_episode_raises_is_a_failure_of_that_episode(make_rig, error
     (batch,) = rig.train(1, 1)
     assert batch.stats[f"failures/{kind}"] >= 2
     assert all(len(g.trajectories) == 2 for g in batch.groups)
+
+
+def test_numbers_of_numpy_are_rewards_too(make_rig):
+    rig = make_rig(play=lambda spec: finished(np.float32(member_of(spec))))
+    rig.worker.start()
+    (batch,) = rig.train(1, 1)
+    assert [[t.reward for t in g.trajectories] for g in batch.groups] == [[0.0, 1.0]] * 2
 
 
 def test_a_buffer_that_fails_ends_the_run_behind_a_full_queue_too(make_rig):
@@ -286,6 +294,14 @@ def test_evaluation_is_stored_and_never_trained(make_rig):
     assert again[0].oldest_version == 2
     states = {e: state for e, (state, _) in rig.fates().items() if e.startswith("eval.")}
     assert list(states.values()) == ["evaluation"] * 4
+
+
+def test_a_buffer_that_fails_in_an_evaluation_says_what_happened(make_rig):
+    rig = make_rig()
+    rig.worker.start()
+    rig.buffer.close()
+    with pytest.raises(BufferStateError, match="is closed"):
+        rig.worker.evaluate(["test-1"], split="test", sampling=SamplingParams(), version=0)
 
 
 def test_a_failed_evaluation_episode_is_tried_twice_and_reported(make_rig):
