@@ -10,7 +10,7 @@ import ast
 import importlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,6 +70,10 @@ class Domain:
                 self._states.popitem(last=False)
         self._states.move_to_end(task.id)
         return state
+
+    def with_task(self, task: Any) -> Domain:
+        """This domain with a task of one's own in the place of the one of the same id."""
+        return replace(self, _tasks={**self._tasks, task.id: task}, _states=OrderedDict())
 
     def fresh_start(self, task: Any) -> _Start:
         """The starting state of a task that is not the domain's own, such as a results file's copy; it is not kept."""
