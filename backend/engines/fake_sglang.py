@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import threading
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -134,7 +135,7 @@ class FakeSGLang:
 
         Our engines end all requests with what they have, or none; so an abort of one cuts all, and the others go on.
         """
-        rid, sampling = body["rid"], _sampling(body)
+        rid, sampling = body.get("rid") or uuid.uuid4().hex, _sampling(body)
         said = Completion([], [], [], "aborted", None, [] if sampling.top_logprobs else None)
         self._running.add(rid)
         try:

@@ -67,10 +67,10 @@ async def server(folder: Path, *, reports_versions: bool, seeds: bool, log: Path
         return
     options = ServerOptions(
         python=REAL,
-        memory_fraction=0.1,
-        max_running=16,
+        memory_fraction=0.3,
+        max_running=64,
         deterministic=seeds,
-        extra=("--skip-tokenizer-init",),
+        extra=("--skip-tokenizer-init", "--max-total-tokens", "40000"),
         environment={"PYTHONPATH": os.environ.get("SPARRING_SGLANG_PATH", "")},
     )
     plain = None if reports_versions else (REAL, "-m", "sglang.launch_server")
