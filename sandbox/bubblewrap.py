@@ -264,7 +264,7 @@ class BubblewrapProvider(SandboxProvider):
                 "be off (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0)"
             )
 
-    def make(self, spec: SandboxSpec) -> BubblewrapSandbox:
+    def _make(self, spec: SandboxSpec) -> BubblewrapSandbox:
         return BubblewrapSandbox(spec)
 
 

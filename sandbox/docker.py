@@ -108,18 +108,22 @@ class DockerSandbox(Sandbox):
             process.abandon()
         if self._purge is not None:
             self._purge.cancel()
-        created, self._created = self._created, None
-        if created is None:
-            return
-        # Removal is owed even if the caller is cancelled here, and after a start that still goes on in its thread.
-        await asyncio.shield(asyncio.get_running_loop().create_task(self._remove(created)))
+        if self._created is not None:
+            # Removal is owed even if the caller is cancelled here.
+            await asyncio.shield(asyncio.get_running_loop().create_task(self._remove(self._created)))
 
     async def _remove(self, created: asyncio.Future[None]) -> None:
-        await asyncio.wait([created], timeout=60.0)
-        with contextlib.suppress(SandboxError):  # a daemon that is gone: the reaper's, when it is back
+        await asyncio.wait([created], timeout=60.0)  # a start that was given up goes on in its thread
+        try:
             await self._daemon.call(
                 lambda: self._daemon.api.remove_container(self._name, force=True, v=True), timeout_s=60.0
             )
+        except ContainerGone:
+            self._created = None
+        except SandboxError:
+            pass  # the daemon is gone; tried again when the provider closes, then the reaper's
+        else:
+            self._created = None
         finished = [process.finished for process in self._processes if not process.finished.done()]
         if finished:
             await asyncio.wait(finished, timeout=5.0)
@@ -187,6 +191,8 @@ class DockerSandbox(Sandbox):
 
         try:
             return await self._daemon.call(count, timeout_s=1.0)
+        except ContainerGone as error:  # what looked like a killed command was the end of its container
+            raise SandboxError(f"{self} is gone: {error}") from error
         except SandboxError:
             return 0
 
@@ -210,7 +216,7 @@ class DockerProvider(SandboxProvider):
         await self.daemon.call(lambda: reap(self.daemon.api), timeout_s=120.0)
         _reap_at_exit(self.daemon.host, self._owner)
 
-    def make(self, spec: SandboxSpec) -> DockerSandbox:
+    def _make(self, spec: SandboxSpec) -> DockerSandbox:
         egress = None
         if spec.network:
             egress = self._egress.setdefault(spec.network, Egress(self.daemon, self._owner, spec.network))

@@ -101,7 +101,7 @@ class LocalProvider(SandboxProvider):
     async def open(self) -> None:
         pass
 
-    def make(self, spec: SandboxSpec) -> LocalSandbox:
+    def _make(self, spec: SandboxSpec) -> LocalSandbox:
         return LocalSandbox(spec)
 
 

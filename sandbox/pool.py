@@ -65,7 +65,7 @@ class SandboxPool:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
-        """Stop what is warm. Sandboxes that were taken are their takers'."""
+        """Stop what is warm."""
         self._closed = True
         for task in self._tasks:
             task.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import ClassVar, Literal, Self, TypeAlias
@@ -29,6 +30,7 @@ class SandboxProvider(ABC):
     def __init__(self, *, warm: int = 0) -> None:
         self._warm = warm
         self._pools: dict[SandboxSpec, SandboxPool] = {}
+        self._made: weakref.WeakSet[Sandbox] = weakref.WeakSet()
         self._starting = asyncio.Semaphore(4 * (os.cpu_count() or 1))
 
     async def __aenter__(self) -> Self:
@@ -49,8 +51,18 @@ class SandboxProvider(ABC):
         """
 
     @abstractmethod
+    def _make(self, spec: SandboxSpec) -> Sandbox:
+        """As `make`."""
+
     def make(self, spec: SandboxSpec) -> Sandbox:
-        """A sandbox that is not started yet."""
+        """A sandbox that is not started yet.
+
+        Raises:
+            ConfigError: this backend cannot meet the spec.
+        """
+        sandbox = self._make(spec)
+        self._made.add(sandbox)
+        return sandbox
 
     def pool(self, spec: SandboxSpec) -> SandboxPool:
         """The warm pool of a spec, made and filling from the first call on."""
@@ -69,9 +81,10 @@ class SandboxProvider(ABC):
         return await self.pool(spec or SandboxSpec()).take(timeout_s=timeout_s)
 
     async def close(self) -> None:
-        """Stop the warm sandboxes and let go of the backend. Idempotent."""
+        """Stop every sandbox that is left, warm or taken, and let go of the backend. Idempotent."""
         await asyncio.gather(*(pool.close() for pool in self._pools.values()))
         self._pools.clear()
+        await asyncio.gather(*(sandbox.stop() for sandbox in self._made))
 
 
 async def open_provider(kind: SandboxKind = "auto", *, warm: int = 0) -> SandboxProvider:
