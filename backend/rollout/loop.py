@@ -87,6 +87,8 @@ class LoopThread:
         if self.alive:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout_s)
+        elif not self._loop.is_closed():  # never started
+            self._loop.close()
         return not self.alive
 
     def _serve(self) -> None:

@@ -84,6 +84,7 @@ class GroupScheduler:
         self._backlog.extend(self._buffer.interrupted_groups())
         self._position = self._buffer.next_seq
         self.admission = Admission(self._config, version=version, ready=len(self._ready))
+        self.meter.close_window()  # what came before, a start-up or an evaluation, belongs to no step
         self._main = asyncio.create_task(self._serve())
 
     async def stop(self, timeout_s: float) -> None:
@@ -269,7 +270,9 @@ class GroupScheduler:
 def _sample(group: StoredGroup) -> str:
     """A group's rewards and failures, and the end of one of its conversations."""
     trajectories = [m.trajectory for m in group.members]
-    rewards = [f"{t.reward:g}" if t.failure is None else f"{t.failure.kind}: {t.failure.message}" for t in trajectories]
+    rewards = [
+        f"{t.reward:g}" if t.failure is None else f"{t.failure.kind}: {t.failure.message[:200]}" for t in trajectories
+    ]
     lines = [f"group {group.spec.group_id}, task {group.spec.task_id}, rewards {', '.join(rewards)}"]
     messages = next((t.messages for t in trajectories if t.messages), ())
     for message in messages[-4:]:

@@ -85,7 +85,7 @@ class RolloutWorker:
         if not self._opened:
             self._thread.start()
             self._opened = True
-            self.run(self._engine.start(), _START_TIMEOUT_S)
+            self._thread.run(self._engine.start(), _START_TIMEOUT_S)  # loading may well block the loop
 
     def start(self) -> None:
         """Let groups begin, at the version published last.
@@ -108,7 +108,7 @@ class RolloutWorker:
         Groups in flight stay so in the buffer; the next process plays the members that they lack. Each of the three
         ends has `timeout_s`; a loop that something blocks for so long is left behind.
         """
-        if self._stopped or not self._opened:
+        if self._stopped:
             return
         self._stopped = True
         try:
