@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 from sparring.errors import TrainerError
@@ -78,6 +79,8 @@ class LoopThread:
                     )
         except ExceptionGroup as group:
             raise first_error(group) from group
+        except CancelledError as error:
+            raise TrainerError("the rollout worker's event loop ended while something waited for it") from error
         except BaseException:
             future.cancel()
             raise

@@ -1,4 +1,4 @@
-"""A run without a model, in a process of its own, made to be killed: `rollout_process.py FOLDER LAST_STEP`.
+"""A run without a model, in a process of its own, made to be ended: `rollout_process.py FOLDER LAST_STEP`.
 
 It trains by writing down which episodes it trained on. Its checkpoint, saved every other step, holds that list up to
 its step: the history that survives. `stored.log` is a witness beside the buffer, of every episode whose storing
@@ -64,7 +64,16 @@ def main(folder: Path, last_step: int) -> None:
         config=CONFIG,
         buffer=buffer,
     )
-    publisher = WeightPublisher(worker, engine)
+    try:
+        train(folder, last_step, worker, WeightPublisher(worker, engine), trained)
+    finally:
+        worker.stop()
+        buffer.close()
+
+
+def train(
+    folder: Path, last_step: int, worker: RolloutWorker, publisher: WeightPublisher, trained: dict[str, list[str]]
+) -> None:
     step = len(trained)
     worker.update_model_version(step)
     publisher.init_weight_transfer()
@@ -80,9 +89,7 @@ def main(folder: Path, last_step: int) -> None:
         worker.update_model_version(step)
         if step % 2 == 0:
             (folder / "checkpoint.tmp").write_text(json.dumps(trained))
-            os.replace(folder / "checkpoint.tmp", saved)
-    worker.stop()
-    buffer.close()
+            os.replace(folder / "checkpoint.tmp", folder / "checkpoint.json")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""`kill -9` at any moment: each trajectory is consumed once in the history that survives, and none is lost."""
+"""`kill -9` or Ctrl-C at any moment: each trajectory is consumed once in the surviving history, and none is lost."""
 
 import json
 import random
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -11,7 +12,6 @@ import pytest
 
 from sparring.backend.buffer import BufferView
 
-KILLS = 20
 FOR_EVER = 10**9
 
 
@@ -38,20 +38,26 @@ def consumed(folder: Path) -> dict[int, list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
-def test_twenty_kills_lose_nothing_and_repeat_nothing(tmp_path):
+@pytest.mark.parametrize(("end", "times"), [(signal.SIGKILL, 20), (signal.SIGINT, 6)])
+def test_ends_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path, end, times):
     dice = random.Random(0)
-    for _ in range(KILLS):
+    for _ in range(times):
         process = start(tmp_path, FOR_EVER)
         try:
             assert process.stdout.readline().startswith(b"resumed at"), process.stderr.read().decode()
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(timeout=dice.uniform(0.0, 0.3))
+            process.send_signal(end)
+            _, errors = process.communicate(timeout=20)
+            assert process.returncode == -end, errors.decode()
+            assert b"ERROR" not in errors
+            assert b"not shut down" not in errors
         finally:
             process.kill()
             process.communicate()
         ledger = consumed(tmp_path)
         for step, episode_ids in history(tmp_path).items():
-            assert sorted(ledger[step]) == sorted(episode_ids), f"step {step} after a kill"
+            assert sorted(ledger[step]) == sorted(episode_ids), f"step {step} after {end!r}"
 
     last_step = len(history(tmp_path)) + 6
     process = start(tmp_path, last_step)
@@ -73,8 +79,8 @@ def test_twenty_kills_lose_nothing_and_repeat_nothing(tmp_path):
     witnessed = (tmp_path / "stored.log").read_text().split()
     assert len(witnessed) == len(set(witnessed)), "an episode was stored twice"
     assert set(witnessed) <= fates.keys(), "an accepted episode was lost"
-    assert len(fates.keys() - set(witnessed)) <= KILLS, "at most the episode in the kill's way lacks its witness"
+    assert len(fates.keys() - set(witnessed)) <= times, "at most the episode in the kill's way lacks its witness"
     assert list(groups) == [f"g{seq:07d}" for seq in range(len(groups))], "a drawn task was lost"
     assert {fates[e] for e in witnessed} <= {"consumed", "dropped", "expired", "failed", "pending"}
     assert {"consumed", "dropped", "failed"} <= set(fates.values()), "the run did not meet every fate"
-    assert incarnations > KILLS // 2
+    assert incarnations > times // 2

@@ -338,6 +338,18 @@ def test_a_blocked_loop_is_noticed(make_rig):
     unblock.set()
 
 
+def test_a_loop_that_ends_is_noticed_while_the_trainer_waits(make_rig):
+    rig = make_rig(config={"groups_per_step": 1, "staleness": 0}, held={"g0000000.01.0"})
+    rig.worker.start()
+    loop = rig.worker._thread._loop
+    loop.call_soon_threadsafe(loop.call_later, 0.02, loop.stop)
+    with pytest.raises(TrainerError, match="event loop ended while something waited"):
+        rig.worker.next_batch(0, 30)
+    rig.worker._thread._thread.join(5)
+    with pytest.raises(TrainerError, match="thread of the rollout worker has died"):
+        rig.worker.next_batch(0, 30)
+
+
 def test_the_loop_does_not_wait_for_itself(make_rig):
     rig = make_rig()
     rig.worker.open()
