@@ -39,9 +39,14 @@ class Domain:
     _states: OrderedDict[str, _Start] = field(default_factory=OrderedDict, repr=False)
 
     def task_ids(self, split: str) -> tuple[str, ...]:
-        """`<split>/<upstream's id>`; none where the domain lacks the split. The mock domain's only split serves as
-        all."""
-        return _prefixed(split, tuple(self.splits.get(split, self.splits["base"] if self.name == "mock" else ())))
+        """`<split>/<upstream's id>`; none where the domain lacks the split.
+
+        The mock domain has no train and test: its test tasks are all of them, its train tasks those with gold actions.
+        """
+        if split in self.splits or self.name != "mock" or split not in ("train", "test"):
+            return _prefixed(split, tuple(self.splits.get(split, ())))
+        ids = self.splits["base"]
+        return _prefixed(split, tuple(i for i in ids if split == "test" or self.task(i).evaluation_criteria.actions))
 
     def task(self, task_id: str) -> Any:
         """Upstream's `Task`.

@@ -96,7 +96,7 @@ class Tau2Env(ChatEnv):
         self._taken: set[int] = set()  # gold actions taken, by index: for shaping
 
     def task_ids(self, split: str = "train") -> Sequence[str]:
-        """Ids such as `test/12`: split, then upstream's id. The mock domain's tasks are both train and test."""
+        """Ids such as `test/12`: split, then upstream's id; none where the domain lacks the split."""
         if split not in self.splits:
             raise TaskError(f"τ²-bench has no split {split!r}; it has {', '.join(self.splits)}")
         return self.domain.task_ids(split)
