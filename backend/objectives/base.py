@@ -25,7 +25,7 @@ Metric: TypeAlias = "tuple[Tensor, Tensor]"
 
 Credits: TypeAlias = "list[list[NDArray[np.float64]]]"
 Advantage: TypeAlias = "Callable[[Sequence[Group]], Credits]"
-"""For every group and every survivor in it, the advantage of each of its model turns, over all its sequences in order."""
+"""For every group and every survivor in it: the advantage of each of its model turns, over its sequences in order."""
 
 
 @dataclass(frozen=True)

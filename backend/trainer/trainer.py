@@ -147,6 +147,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._probe_sequences = probe_sequences
         self._on_trained = on_trained
         self._batch_timeout_s = batch_timeout_s
+        self._resume = False
         self._resume_from: Path | None = None
         self._guard = InterruptGuard()
         self._seconds: dict[str, float] = defaultdict(float)
@@ -165,15 +166,14 @@ class AgentTrainer(AsyncGRPOTrainer):
     # ---- the run ----
 
     def train(self, resume: bool = False, *, checkpoint_on_interrupt: bool = True) -> None:  # type: ignore[override]
-        """Run `trainer.steps` optimizer steps in all, from the newest checkpoint where `resume`.
+        """Run `trainer.steps` optimizer steps in all; with `resume`, from the newest checkpoint, if there is one yet.
 
         Raises:
             TrainerError: a batch cannot be trained, or a number is not finite; no weight has changed by it.
             KeyboardInterrupt: after Ctrl-C, between two steps; a checkpoint is saved first where asked.
         """
+        self._resume = resume
         self._resume_from = latest_checkpoint(self._run_dir) if resume else None
-        if resume and self._resume_from is None:
-            raise TrainerError(f"nothing to resume: no checkpoint under {self._run_dir}")
         with self._guard:
             try:
                 super().train()
@@ -220,6 +220,12 @@ class AgentTrainer(AsyncGRPOTrainer):
         if self._resume_from is not None:
             load_checkpoint(self._resume_from, self._policy, _plain(self.optimizer), self._scheduler)
         return out
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)
+        else:  # a finished run was resumed: the loop would ask for a batch before it looks
+            self.control.should_training_stop = True
 
     def get_train_dataloader(self) -> Any:
         return _Steps(self)
@@ -342,7 +348,7 @@ class AgentTrainer(AsyncGRPOTrainer):
     def _begin(self) -> None:
         step = self.state.global_step
         if self._main:
-            self._metrics_file = MetricsFile(self._run_dir / "metrics.jsonl", step if self._resume_from else None)
+            self._metrics_file = MetricsFile(self._run_dir / "metrics.jsonl", step if self._resume else None)
             self._publisher.init_weight_transfer()
         self.publish()
         if self._main and self._probe_sequences is not None:
@@ -407,8 +413,6 @@ class _LifeCycle(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._trainer._begin()
-        if state.global_step >= state.max_steps:
-            control.should_training_stop = True
 
     def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> None:
         self._trainer._guard.hold()

@@ -1,0 +1,126 @@
+"""Checkpoints: exact, atomic, and refused where they are cut off, damaged or another model's."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from sparring.backend.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from sparring.errors import TrainerError
+
+
+class Training:
+    """A model, its optimizer and its scheduler, and steps on them that depend on the random state."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, fused=True)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda i: 1 / (i + 1))
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+
+    def step(self) -> float:
+        weight = torch.randn(1).item() + random.random() + np.random.rand()
+        loss = self.model(torch.tensor([[1, 2, 3]])).logits.mean() * weight
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+        return weight
+
+    def save(self, run_dir: Path, step: int, keep: int = 2) -> Path:
+        parts = self.model, self.tokenizer, self.optimizer, self.scheduler
+        return save_checkpoint(run_dir, step, *parts, keep=keep, extra={"position": step})
+
+    def load(self, folder: Path) -> dict:
+        return load_checkpoint(folder, self.model, self.optimizer, self.scheduler)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: p.detach().clone() for name, p in self.model.named_parameters()}
+
+
+@pytest.fixture
+def training(tiny_qwen3):
+    made = Training(tiny_qwen3, seed=1)
+    made.step()
+    return made
+
+
+def test_a_checkpoint_restores_everything_bit_for_bit(training, tiny_qwen3, tmp_path):
+    folder = training.save(tmp_path, 1)
+    expected = [training.step() for _ in range(3)], training.weights()
+    other = Training(tiny_qwen3, seed=2)
+    assert other.load(folder) == {"position": 1}
+    got = [other.step() for _ in range(3)], other.weights()
+    assert got[0] == expected[0]
+    torch.testing.assert_close(got[1], expected[1], rtol=0, atol=0)
+    assert other.scheduler.get_last_lr() == training.scheduler.get_last_lr()
+
+
+def test_a_checkpoint_is_a_hugging_face_folder(training, tmp_path):
+    folder = training.save(tmp_path, 1)
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    torch.testing.assert_close(dict(loaded.named_parameters()), dict(training.model.named_parameters()), rtol=0, atol=0)
+    assert AutoTokenizer.from_pretrained(folder).chat_template == training.tokenizer.chat_template
+
+
+def test_the_newest_are_kept_and_nothing_half_written_counts(training, tmp_path):
+    for step in (8, 9, 10):
+        training.save(tmp_path, step)
+    (tmp_path / ".checkpoint-11.partial").mkdir()
+    assert sorted(p.name for p in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-9"]
+    assert latest_checkpoint(tmp_path).name == "checkpoint-10"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "trainer.json", "manifest.json"])
+def test_a_checkpoint_cut_off_half_way_is_refused_before_anything_changes(training, tmp_path, name):
+    folder = training.save(tmp_path, 1)
+    file = folder / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    training.step()
+    before = training.weights()
+    with pytest.raises(TrainerError, match=r"checkpoint-1 is (damaged|incomplete)"):
+        training.load(folder)
+    torch.testing.assert_close(training.weights(), before, rtol=0, atol=0)
+
+
+def test_a_flipped_byte_is_noticed(training, tmp_path):
+    file = training.save(tmp_path, 1) / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(TrainerError, match=r"damaged: model.safetensors"):
+        training.load(file.parent)
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(training, tiny_qwen3, tmp_path):
+    folder = training.save(tmp_path, 1)
+    config = Qwen3Config(**{**training.model.config.to_dict(), "intermediate_size": 64})
+    other = Training(tiny_qwen3, seed=0)
+    other.model = Qwen3ForCausalLM(config)
+    with pytest.raises(TrainerError, match=r"another model: 12 parameters differ, such as model.layers.0.mlp"):
+        other.load(folder)
+
+
+def test_a_foreign_folder_is_refused(training, tiny_qwen3):
+    with pytest.raises(TrainerError, match="incomplete or not one of ours"):
+        training.load(tiny_qwen3)
+
+
+def test_a_full_disk_leaves_earlier_checkpoints_and_no_debris(training, tmp_path, monkeypatch):
+    training.save(tmp_path, 1)
+
+    def no_space(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sparring.backend.trainer.checkpoint.save_file", no_space)
+    with pytest.raises(TrainerError, match=r"checkpoint-2.*No space left.*intact"):
+        training.save(tmp_path, 2)
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-1"]
+    assert json.loads((tmp_path / "checkpoint-1/trainer.json").read_text())["step"] == 1
