@@ -30,11 +30,14 @@ class OpenAIAgentsPolicy:
     Args:
         agent: an `Agent`, which gets the environment's tools beside its own, or a factory that takes these tools and
             builds a graph of agents for one episode. An agent without instructions gets the environment's.
+        worked_examples: whether what the environment says before the task's own message comes with it.
         use_responses: by the responses API, the SDK's own default; else by chat completions.
     """
 
-    def __init__(self, agent: Agent[Any] | AgentFactory, *, use_responses: bool = True) -> None:
-        self._agent, self._use_responses = agent, use_responses
+    def __init__(
+        self, agent: Agent[Any] | AgentFactory, *, worked_examples: bool = True, use_responses: bool = True
+    ) -> None:
+        self._agent, self._worked_examples, self._use_responses = agent, worked_examples, use_responses
 
     async def play(self, env: ChatEnv, client: ChatClient) -> Outcome:
         async with openai.AsyncOpenAI(base_url=served_at(client), api_key=client.api_key) as api:
@@ -50,7 +53,8 @@ class OpenAIAgentsPolicy:
     async def _run(self, env: ChatEnv, provider: OpenAIProvider) -> str | None:
         system, messages = opening(env.messages)
         agent = self._make_agent(env, system)
-        items: list[Any] = [item for message in messages for item in input_items(message)]
+        shown = messages if self._worked_examples else messages[-1:]
+        items: list[Any] = [item for message in shown for item in input_items(message)]
         hooks = _Hooks(env)
 
         async def unknown_tool(error: Any) -> str | None:
