@@ -4,8 +4,8 @@
     groups:        ────────►  running ────────────►  ready ─────────►  consumed
                                  │                   │  ▲                  │
                                  │ drop_group        │  └──────────────────┘
-                                 ▼                   ▼     begin(c): consumed by a step after c
-                              dropped         dropped, expired
+                                 ▼            expire ▼     begin(c): consumed by a step after c
+                              dropped             expired
 
     trajectories:  pending ──►  consumed, and back as above; or dropped, or expired, with or without their group
                    failed       infrastructure failures: kept, shown, never trained

@@ -97,12 +97,6 @@ class TrajectoryBuffer:
         return self._incarnation
 
     @property
-    def used(self) -> bool:
-        """Whether an earlier process has begun this run: a fresh run must not go on in it by mistake."""
-        with self._reading() as connection:
-            return connection.execute("SELECT 1 FROM incarnations LIMIT 1").fetchone() is not None
-
-    @property
     def next_seq(self) -> int:
         """The sampler's position: the number of the first group that was never drawn."""
         with self._reading() as connection:
@@ -150,24 +144,24 @@ class TrajectoryBuffer:
     def accept_group(self, group_id: str) -> None:
         """running → ready: all members are in, and they carry signal."""
         with self._transaction() as connection:
-            self._move_group(connection, group_id, ("running",), "ready")
+            self._move_group(connection, group_id, "running", "ready")
 
     def drop_group(self, group_id: str, reason: str) -> None:
-        """running or ready → dropped, with its pending trajectories."""
+        """running → dropped, with its pending trajectories."""
         with self._transaction() as connection:
-            self._move_group(connection, group_id, ("running", "ready"), "dropped", reason=reason)
+            self._move_group(connection, group_id, "running", "dropped", reason=reason)
             self._drop_pending(connection, group_id)
 
     def expire(self, episode_ids: Sequence[str], group_ids: Sequence[str] = ()) -> None:
         """pending → expired for trajectories over the staleness bound.
 
-        `group_ids` are ready groups that it leaves with too few: they are expired, and what is left of them dropped.
+        `group_ids` are ready groups that it leaves with too little: they expire, and what is left of them is dropped.
         """
         with self._transaction() as connection:
             for episode_id in episode_ids:
                 self._move_trajectory(connection, episode_id, "expired")
             for group_id in group_ids:
-                self._move_group(connection, group_id, ("ready",), "expired", reason="staleness")
+                self._move_group(connection, group_id, "ready", "expired", reason="staleness")
                 self._drop_pending(connection, group_id)
 
     def consume(self, step: int, batch: Mapping[str, Sequence[str]]) -> None:
@@ -186,7 +180,7 @@ class TrajectoryBuffer:
                     if step <= (last_step := self._last_step(connection)):
                         raise BufferStateError(f"step {step} cannot take a batch: step {last_step} has taken one")
                     for group_id, episode_ids in batch.items():
-                        self._move_group(connection, group_id, ("ready",), "consumed", step=step)
+                        self._move_group(connection, group_id, "ready", "consumed", step=step)
                         for episode_id in episode_ids:
                             self._move_trajectory(connection, episode_id, "consumed", step)
             finally:
@@ -273,21 +267,18 @@ class TrajectoryBuffer:
         self,
         connection: sqlite3.Connection,
         group_id: str,
-        sources: Sequence[str],
+        source: str,
         target: str,
         *,
         step: int | None = None,
         reason: str | None = None,
     ) -> None:
         cursor = connection.execute(
-            "UPDATE groups SET state = ?, consumed_step = ?, reason = ? "
-            f"WHERE group_id = ? AND state IN ({', '.join('?' * len(sources))})",
-            (target, step, reason, group_id, *sources),
+            "UPDATE groups SET state = ?, consumed_step = ?, reason = ? WHERE group_id = ? AND state = ?",
+            (target, step, reason, group_id, source),
         )
         if cursor.rowcount != 1:
-            raise BufferStateError(
-                f"group {group_id} is not {' or '.join(sources)} in {self.path}, so it cannot become {target}"
-            )
+            raise BufferStateError(f"group {group_id} is not {source} in {self.path}, so it cannot become {target}")
 
     def _move_trajectory(
         self, connection: sqlite3.Connection, episode_id: str, target: str, step: int | None = None

@@ -94,12 +94,9 @@ class Admission:
         self.running -= 1
         self.ready += 1
 
-    def refuse(self, *, ready: bool = False) -> None:
-        """A running (or ready) group is dropped: no signal, or fewer than two survivors. Its room comes back."""
-        if ready:
-            self.ready -= 1
-        else:
-            self.running -= 1
+    def refuse(self) -> None:
+        """A running group is dropped: no signal, or fewer than two survivors. Its room comes back."""
+        self.running -= 1
         self.refused += 1
 
     def expire(self) -> None:

@@ -179,15 +179,11 @@ class GroupScheduler:
             self.admission.accept()
             self._ready[group_id] = group
         else:
-            self._refuse(group, ready=False)
+            self._buffer.drop_group(group_id, "no signal" if len(group.survivors) > 1 else "failures")
+            self.admission.refuse()
+            self.meter.count("dropped_groups")
+            self._refused.append(group)
         self._notify()
-
-    def _refuse(self, group: StoredGroup, *, ready: bool) -> None:
-        reason = "no signal" if len(group.survivors) > 1 else "failures"
-        self._buffer.drop_group(group.spec.group_id, reason)
-        self.admission.refuse(ready=ready)
-        self.meter.count("dropped_groups")
-        self._refused.append(group)
 
     def _expire(self, version: int, groups: Sequence[StoredGroup]) -> None:
         """Take out episodes over the staleness bound, and groups of which too little is left."""
@@ -197,19 +193,16 @@ class GroupScheduler:
             if not stale:
                 continue
             kept = StoredGroup(group.spec, tuple(m for m in group.members if m.trajectory.episode_id not in stale))
-            gone = len(kept.survivors) < 2
             group_id = group.spec.group_id
-            self._buffer.expire(stale, [group_id] if gone else [])
+            trains = has_signal([m.trajectory for m in kept.survivors])
+            self._buffer.expire(stale, [] if trains else [group_id])
             self.meter.count("expired_episodes", len(stale))
-            if gone:
-                del self._ready[group_id]
-                self.admission.expire()
-                self.meter.count("expired_groups")
-            elif not has_signal([m.trajectory for m in kept.survivors]):
-                del self._ready[group_id]
-                self._refuse(kept, ready=True)
-            else:
+            if trains:
                 self._ready[group_id] = kept
+                continue
+            del self._ready[group_id]
+            self.admission.expire()
+            self.meter.count("expired_groups")
             self._notify()
 
     def _consume(self, version: int, waited_s: float) -> Batch:

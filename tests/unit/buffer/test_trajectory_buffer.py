@@ -218,6 +218,7 @@ def test_one_process_at_a_time_and_any_number_of_readers(buffer, path):
     TrajectoryBuffer.open(path).close()
 
 
+@pytest.mark.slow
 def test_a_forked_child_does_not_keep_the_run_from_its_next_process(path):
     """The parent dies while its child lives on; the child's end of the pipe shows that it does."""
     script = f"""
@@ -315,11 +316,3 @@ def test_a_closed_buffer_says_so(buffer):
     buffer.close()
     with pytest.raises(BufferStateError, match="is closed"):
         buffer.start_group(group(0))
-
-
-def test_used_tells_a_fresh_run_from_an_old_one(path):
-    buffer = TrajectoryBuffer.open(path)
-    assert not buffer.used
-    buffer.begin(0)
-    assert buffer.used
-    buffer.close()
