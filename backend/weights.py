@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparring.backend.rollout import RolloutWorker
 from sparring.errors import EngineError, SparringError
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
 
     from sparring.backend.engines.base import Engine, WeightSource
+
+_T = TypeVar("_T")
 
 __all__ = ["Publication", "WeightPublisher"]
 
@@ -67,11 +69,10 @@ class WeightPublisher:
         self._worker.open()
 
     def pause(self) -> None:
-        self._paused_at = time.monotonic()
-        self._drive("pause for new weights", self._engine.pause("keep"))
+        """Nothing yet: the engine decodes on until the weights are ready to load."""
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Load the tensors into the paused engine. They are read on the worker's loop while the caller waits."""
+        """Stage the tensors, pause the engine, load them. They are read on the worker's loop while the caller waits."""
         self._send(iterator)
 
     def resume(self) -> None:
@@ -85,13 +86,16 @@ class WeightPublisher:
 
     def _send(self, weights: WeightSource) -> None:
         version = self.next_version
-        self._drive(f"load the weights of version {version}", self._engine.update_weights(version, weights))
+        staged = self._drive(f"stage the weights of version {version}", self._engine.stage_weights(version, weights))
+        self._paused_at = time.monotonic()
+        self._drive("pause for new weights", self._engine.pause("keep"))
+        self._drive(f"load the weights of version {version}", self._engine.update_weights(version, staged))
         self._loaded = version
         self.next_version = version + 1
 
-    def _drive(self, action: str, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _drive(self, action: str, coroutine: Coroutine[Any, Any, _T]) -> _T:
         try:
-            self._worker.run(coroutine, self._timeout_s)
+            return self._worker.run(coroutine, self._timeout_s)
         except BaseException as error:
             with contextlib.suppress(Exception):  # an engine that cannot go on either is reported by what came first
                 self._worker.run(self._engine.resume(), _RESUME_TIMEOUT_S)

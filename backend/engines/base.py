@@ -136,6 +136,16 @@ class Engine(ABC):
     async def pause(self, mode: PauseMode = "keep") -> None:
         """Stop decoding between two tokens. `keep`: requests wait; `abort`: they end with what they have."""
 
+    async def stage_weights(self, version: int, source: WeightSource) -> WeightSource:
+        """Bring weights to where `update_weights` loads them from, while requests still run; returns its source.
+
+        An engine that can do part of the work before the pause overrides this; the source is read once, here.
+
+        Raises:
+            EngineError: as `update_weights`.
+        """
+        return source
+
     @abstractmethod
     async def update_weights(self, version: int, source: WeightSource) -> None:
         """Load weights from a Hugging Face folder or from named tensors; tokens sampled from then on carry `version`.

@@ -17,8 +17,6 @@ from sparring.backend.engines.sglang import ServerOptions, SGLangEngine, SGLangS
 from sparring.backend.models import cache_dir
 
 MAX_LENGTH = 1024
-# Weights and a cache of so many tokens: what several servers on one GPU share. The fraction is an upper bound then.
-SHARED = ("--max-total-tokens", "400000")
 _VOCABULARY = 151936
 # Name: class of the configuration; hidden, intermediate, layers, heads, key-value heads, head dimension.
 SHAPES = {
@@ -64,7 +62,7 @@ def options(*extra: str, environment: dict[str, str] | None = None, **fields: An
     path = {"PYTHONPATH": os.environ.get("SPARRING_SGLANG_PATH", "")}
     return ServerOptions(
         python=os.environ.get("SPARRING_SGLANG_PYTHON", sys.executable),
-        extra=(*SHARED, *extra),
+        extra=extra,
         environment=path | (environment or {}),
         **{"memory_fraction": 0.5, **fields},
     )

@@ -16,12 +16,12 @@ CONCURRENCY = 512
 
 
 def variants() -> dict[str, Any]:
-    skip = "--skip-tokenizer-init"
+    skip = "--skip-tokenizer-init"  # the random model has no tokenizer
     return {
-        "graphs to 256": options(skip, "--cuda-graph-max-bs", "256"),
-        "graphs to 512": options(skip),
-        "graphs to 512, second server": options(skip),
-        "graphs to 512, Rust front end": options(skip, environment={"SGLANG_RUST_SERVER": "1"}),
+        "each prompt at once": options(skip, delay_prefill=0.0),
+        "prompts gathered": options(skip),
+        "prompts gathered, second server": options(skip),
+        "prompts with decoding": options(skip, "--enable-mixed-chunk", delay_prefill=0.0),
     }
 
 
@@ -42,7 +42,7 @@ async def _measure(out: Path) -> tuple[list[Row], dict[str, Any]]:
         if not (first + second).count("error"):
             loads["two servers, 256 each"] = await _load(CONCURRENCY, first, second)
         for concurrency in (1, 64, 256):
-            loads[f"graphs to 512, concurrency {concurrency}"] = await _load(concurrency, first)
+            loads[f"prompts gathered, concurrency {concurrency}"] = await _load(concurrency, first)
     best = max(loads, key=lambda name: loads[name].tokens_per_s)
     rows = [Row(f"{SHAPE}: {name}", load.tokens_per_s, "tokens/s") for name, load in loads.items()]
     rows.append(Row(f"best: {best}", loads[best].tokens_per_s, "tokens/s", 40_000))

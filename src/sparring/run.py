@@ -80,7 +80,7 @@ class _Run:
             model, tool_template=config.model.tool_template, tool_format=config.model.tool_format
         )
         self.model = self._warm_started(model) if config.warm_start.steps else model
-        self.engine = _make_engine(config, self.model)
+        self.engine = _make_engine(config, self.model, directory.root)
         self.buffer = TrajectoryBuffer.open(directory.buffer)
         stack.callback(self.buffer.close)
         self.worker = RolloutWorker(
@@ -193,10 +193,14 @@ def _make_policy(config: RunConfig) -> Policy:
     return load_attribute(config.agent.policy, "agent.policy")(**config.agent.kwargs)
 
 
-def _make_engine(config: RunConfig, model: Path) -> Engine:
+def _make_engine(config: RunConfig, model: Path, logs: Path) -> Engine:
     knobs = config.engine
+    if knobs.type == "sglang":
+        from sparring.backend.engines.sglang.configured import make_sglang
+
+        return make_sglang(config, model, logs)
     if knobs.type != "torch":
-        raise ConfigError(f"engine.type={knobs.type!r} is not there yet; 'torch' is")
+        raise ConfigError(f"engine.type={knobs.type!r} is not there yet; 'torch' and 'sglang' are")
     make: Any
     if knobs.in_process:
         from sparring.backend.engines.torch_engine import TorchEngine as make

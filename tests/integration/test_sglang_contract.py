@@ -38,7 +38,7 @@ def make_model(seed: int) -> Qwen3ForCausalLM:
     config = Qwen3Config(
         vocab_size=VOCABULARY, hidden_size=256, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=64, max_position_embeddings=512, initializer_range=0.3,
-        tie_word_embeddings=True, eos_token_id=VOCABULARY - 1,
+        tie_word_embeddings=True, eos_token_id=VOCABULARY + 1,  # never sampled
     )  # fmt: skip
     return Qwen3ForCausalLM(config).to(DEVICE, torch.bfloat16).eval()
 
@@ -70,7 +70,7 @@ async def server(folder: Path, *, reports_versions: bool, seeds: bool, log: Path
         memory_fraction=0.3,
         max_running=64,
         deterministic=seeds,
-        extra=("--skip-tokenizer-init", "--max-total-tokens", "40000"),
+        extra=("--skip-tokenizer-init",),
         environment={"PYTHONPATH": os.environ.get("SPARRING_SGLANG_PATH", "")},
     )
     plain = None if reports_versions else (REAL, "-m", "sglang.launch_server")
@@ -103,6 +103,34 @@ class TestSGLangKeepsTheContract(WeightContract):
     @pytest.fixture
     def weights(self):
         return lambda: list(make_model(1).named_parameters())
+
+    async def test_a_pause_keeps_requests_and_resume_ends_them(self, engine):
+        """As in the contract; but a token sampled before the pause may still be on its way through the server."""
+        seen: list[int] = []
+        begun = asyncio.Event()
+
+        async def collect() -> None:
+            async for chunk in engine.stream(self.prompt, SamplingParams(max_new_tokens=100)):
+                seen.extend(chunk.token_ids)
+                begun.set()
+
+        request = asyncio.create_task(collect())
+        await begun.wait()
+        await engine.pause()
+        late = asyncio.create_task(engine.generate(self.prompt, SamplingParams(max_new_tokens=2)))
+        before = -1
+        async with asyncio.timeout(10):
+            while before != len(seen):
+                before = len(seen)
+                for _ in range(20):
+                    await engine.health()
+        assert 0 < len(seen) < 100
+        assert not late.done()
+        await engine.resume()
+        async with asyncio.timeout(30):
+            await request
+            assert len((await late).token_ids) == 2
+        assert len(seen) == 100
 
     async def test_each_token_s_version_is_that_of_the_weights_that_sampled_it(self, engine, folder):
         """Versions alternate between random weights and uniform ones, whose tokens all have logprob -ln V."""

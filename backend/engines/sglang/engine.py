@@ -179,17 +179,13 @@ class SGLangEngine(Engine):
             await self._end_running()
         await self._control("/pause_generation", {"mode": "in_place"})
 
-    async def stage_weights(self, version: int, source: WeightSource) -> None:
-        """Bring `source` into place for `update_weights(version, source)`, while requests still run.
-
-        Raises:
-            EngineError: as `update_weights`.
-        """
+    async def stage_weights(self, version: int, source: WeightSource) -> WeightSource:
         self._staged = await stage(version, source, self._layout, self._staged)
+        return ()  # `update_weights` of that version loads what is staged
 
     async def update_weights(self, version: int, source: WeightSource) -> None:
         self._check()
-        if self._staged is None or self._staged.version != version:
+        if self._staged is None or self._staged.version != version or self._staged.loaded:
             await self.stage_weights(version, source)
         assert self._staged is not None
         await self._died_or(load_staged(self._transport, self._staged, deadline_s=_UPDATE_S))
@@ -204,10 +200,10 @@ class SGLangEngine(Engine):
 
     async def publish(self, version: int, source: WeightSource) -> float:
         """Stage, pause, load and resume; returns the seconds for which decoding stood still."""
-        await self.stage_weights(version, source)
+        staged = await self.stage_weights(version, source)
         await self.pause("keep")
         try:
-            await self.update_weights(version, source)
+            await self.update_weights(version, staged)
         finally:
             await self.resume()
         return self.last_pause_s

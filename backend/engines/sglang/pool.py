@@ -52,6 +52,7 @@ class EnginePool(Engine):
         self._homes: OrderedDict[object, _Member] = OrderedDict()
         self._check_every_s = check_every_s
         self._checking: asyncio.Task[None] | None = None
+        self._staged: dict[Engine, tuple[int, WeightSource]] = {}
         self.version = 0
 
     async def start(self) -> None:
@@ -113,12 +114,22 @@ class EnginePool(Engine):
     async def pause(self, mode: PauseMode = "keep") -> None:
         await self._everywhere(lambda engine: engine.pause(mode))
 
-    async def update_weights(self, version: int, source: WeightSource) -> None:
-        shared = source if isinstance(source, Path) else list(source)
+    async def stage_weights(self, version: int, source: WeightSource) -> WeightSource:
         for member in self._members:
             if member.fault is not None and await self._healthy(member):
                 member.fault = None  # back for these weights: it missed earlier ones
-        await self._everywhere(lambda engine: engine.update_weights(version, shared))
+        shared = source if isinstance(source, Path) else list(source)
+
+        async def on(engine: Engine) -> None:
+            self._staged[engine] = version, await engine.stage_weights(version, shared)
+
+        await self._everywhere(on)
+        return shared
+
+    async def update_weights(self, version: int, source: WeightSource) -> None:
+        if any(self._staged.get(member.engine, (None, ()))[0] != version for member in self._live()):
+            await self.stage_weights(version, source)
+        await self._everywhere(lambda engine: engine.update_weights(version, self._staged.pop(engine)[1]))
         self.version = version
 
     async def resume(self) -> None:

@@ -23,6 +23,7 @@ __all__ = ["SGLangServer", "ServerOptions"]
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _LOG_TAIL_BYTES = 3000
 _GIB = 2**30
+_PREFILL_DELAY_MS = 300
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class ServerOptions:
         memory_fraction: share of the GPU's memory for weights and cache; the rest is the trainer's.
         max_running: requests decoded together; CUDA graphs are captured up to it, since a larger batch would run
             kernel by kernel, bound by the CPU.
+        delay_prefill: prompts wait until there are so many of them, as a share of the running requests, or for 300 ms.
+            Requests end one at a time, and a forward pass for each new prompt alone would halve the throughput.
         fp32_head: logits in float32, closer to a trainer that computes them so.
         attention: triton is in every build; fa3 is faster where the build has it.
         extra: further arguments of `sglang.launch_server`.
@@ -49,6 +52,7 @@ class ServerOptions:
     dtype: str = "bfloat16"
     deterministic: bool = False
     fp32_head: bool = False
+    delay_prefill: float = 0.1
     attention: str = "triton"
     extra: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -168,11 +172,16 @@ class SGLangServer:
             "--mem-fraction-static": options.memory_fraction,
             "--max-running-requests": options.max_running,
             "--cuda-graph-max-bs": options.max_running,
+            "--max-total-tokens": options.max_running * self._max_length,  # all of it that requests can ever fill
             "--attention-backend": options.attention,
             "--sampling-backend": "pytorch",  # with a seed, and with the log-probabilities of a cut distribution
             "--grammar-backend": "none",
+            "--log-level": "warning",  # a line for every prefill costs the scheduler's time
         }
         flags = ["--sleep-on-idle"]
+        if options.delay_prefill:
+            flags += ["--enable-prefill-delayer", "--prefill-delayer-queue-min-ratio", str(options.delay_prefill)]
+            flags += ["--prefill-delayer-max-delay-ms", str(_PREFILL_DELAY_MS)]
         if options.deterministic:
             flags.append("--enable-deterministic-inference")
         if options.fp32_head:

@@ -112,6 +112,7 @@ class StagedWeights:
     handles: str | None = None
     buffer: torch.Tensor | None = None
     folder: Path | None = None
+    loaded: bool = False
     _owned: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
 
@@ -152,6 +153,7 @@ async def load_staged(transport: Transport, staged: StagedWeights, *, deadline_s
     answer = await transport.post(path, body, deadline_s=deadline_s)
     if not (answer or {}).get("success"):
         raise EngineError(f"the SGLang server did not load weights {staged.version}: {(answer or {}).get('message')}")
+    staged.loaded = True
     if staged._owned is not None:
         await asyncio.to_thread(staged._owned.cleanup)
 

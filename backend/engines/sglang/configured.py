@@ -1,0 +1,44 @@
+"""The SGLang engine that a run's configuration asks for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from sparring.backend.engines.base import Engine
+from sparring.backend.engines.sglang.engine import SGLangEngine
+from sparring.backend.engines.sglang.pool import EnginePool
+from sparring.backend.engines.sglang.server import ServerOptions, SGLangServer
+from sparring.config import RunConfig
+
+__all__ = ["make_sglang"]
+
+
+def make_sglang(config: RunConfig, model: Path, logs: Path) -> Engine:
+    """Servers that run already (`engine.urls`), or `engine.servers` of our own; several are one pool.
+
+    Args:
+        logs: folder for the servers' logs, `sglang-0.log` and so on.
+    """
+    knobs, max_length = config.engine, config.model.max_length
+    if knobs.urls:
+        engines = [SGLangEngine(model, url=url, max_length=max_length) for url in knobs.urls]
+    else:
+        options = ServerOptions(
+            python=knobs.python or sys.executable,
+            memory_fraction=knobs.memory_fraction,
+            max_running=-(-knobs.slots // knobs.servers),
+            dtype=knobs.dtype,
+            deterministic=knobs.deterministic,
+            extra=tuple(knobs.arguments),
+            environment=knobs.environment,
+        )
+        engines = [
+            SGLangEngine(
+                model,
+                server=SGLangServer(model, options, max_length=max_length, log_path=logs / f"sglang-{i}.log"),
+                max_length=max_length,
+            )
+            for i in range(knobs.servers)
+        ]
+    return engines[0] if len(engines) == 1 else EnginePool(engines)
