@@ -25,6 +25,9 @@ __all__ = ["ProcessEngine"]
 _LONGEST_LINE = 1 << 28  # bytes; a status or a completion is far below
 _EXIT_DEADLINE_S = 10.0
 _STATUS_DEADLINE_S = 1.0
+# For glibc: keep freed megabytes instead of giving them back. Else every large intermediate of every step is mapped,
+# zeroed and unmapped anew; attention over the new tokens of a next turn then takes twice the time.
+_KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
 
 
 class ProcessEngine(WorkerClient):
@@ -93,6 +96,7 @@ class ProcessEngine(WorkerClient):
             "MKL_NUM_THREADS": str(self._threads),
             "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads of two torch processes stall each other for minutes
             "TOKENIZERS_PARALLELISM": "false",
+            **_KEEP_MEMORY,
         }
         with theirs:
             # -P: the working directory, often a repository's root, must not shadow installed packages

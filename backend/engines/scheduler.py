@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 
 from sparring.backend.engines.base import Completion, FinishReason, SamplingParams
-from sparring.backend.engines.sampler import sample
-from sparring.backend.engines.slot_cache import Feed
+from sparring.backend.engines.sampler import Sampler
+from sparring.backend.engines.slot_cache import Feed, batch_order
 from sparring.backend.engines.slot_model import SlotModel
 from sparring.errors import EngineError
 
@@ -86,6 +86,7 @@ class Scheduler:
         self._rows, self._max_length, self._deterministic = slots, max_length, deterministic
         self._seed, self._seeds, self._decode = seed, random.Random(seed), decode
         self._tick = 0
+        self._sampler = Sampler()
         self.stats: dict[str, float] = dict.fromkeys(
             ("tokens", "steps", "occupied_rows", "busy_s", "prefill_computed", "prefill_reused", "evictions"), 0
         )
@@ -213,7 +214,7 @@ class Scheduler:
         return min(idle, key=lambda slot: slot.used)
 
     def _feeds(self) -> list[tuple[_Request, Feed]]:
-        """What every running request feeds now, single tokens first, in the order of their slots."""
+        """What every running request feeds now, in the order that the model takes."""
         feeds = []
         budget = _PREFILL_TOKENS
         for request in self.running:
@@ -226,7 +227,7 @@ class Scheduler:
                 budget -= len(tokens)
             if tokens:
                 feeds.append((request, Feed(request.slot.index, len(request.slot.token_ids), tokens)))
-        return sorted(feeds, key=lambda item: (len(item[1].token_ids) > 1, item[1].slot))
+        return sorted(feeds, key=lambda item: batch_order(item[1]))
 
     def _exact(self, feeds: list[tuple[_Request, Feed]]) -> torch.Tensor:
         """Every prompt alone, and decoding rows in a batch of fixed size: numbers that no neighbour changes."""
@@ -254,7 +255,7 @@ class Scheduler:
         if not ready:
             return []
         logits = logits if len(rows) == len(feeds) else logits[rows]
-        draws = sample(logits, [r.sampling for r in ready], [r.uniforms.random() for r in ready])
+        draws = self._sampler.draw(logits, [r.sampling for r in ready], [r.uniforms.random() for r in ready])
         if any(draw.logprob != draw.logprob for draw in draws):
             raise EngineError(
                 f"weights of version {self.version} give logits that are not finite: training has diverged, "

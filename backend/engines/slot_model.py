@@ -60,7 +60,7 @@ class SlotModel:
         self._probe_slots(*expected)
 
     def forward(self, feeds: Sequence[Feed]) -> Tensor:
-        """One pass over all tokens of the feeds, those of one token first. Returns logits `[len(feeds), V]`."""
+        """One pass over all tokens of the feeds, which are in `batch_order`. Returns logits `[len(feeds), V]`."""
         self.cache.plan(feeds)
         tokens: list[int] = []
         positions: list[int] = []
