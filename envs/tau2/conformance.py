@@ -28,6 +28,7 @@ __all__ = [
     "Puppet",
     "UpstreamPlay",
     "cases",
+    "disagreements",
     "our_summary",
     "our_verdict",
     "upstream_play",
@@ -169,6 +170,28 @@ async def our_verdict(env: Tau2Env, task_id: str, case: Case) -> dict[str, Any]:
         else:
             await env.astep(Message("assistant", line.text))
     return our_summary(env)
+
+
+async def disagreements(
+    env: Tau2Env, split: str, expected: Mapping[str, Mapping[str, Any]]
+) -> tuple[int, list[tuple[str, str, Any, Any]]]:
+    """Play every case of every task of a split.
+
+    Args:
+        expected: upstream's verdicts, by upstream's task id and by the case's name.
+
+    Returns:
+        how many verdicts were compared, and (task, case, ours, upstream's) for those that differ.
+    """
+    compared, differ = 0, []
+    for task_id in env.task_ids(split):
+        upstream_id = task_id.partition("/")[2]
+        for case in cases(env.domain.task(upstream_id)):
+            ours, theirs = await our_verdict(env, task_id, case), expected[upstream_id][case.name]
+            compared += 1
+            if ours != theirs:
+                differ.append((task_id, case.name, ours, theirs))
+    return compared, differ
 
 
 def our_summary(env: Tau2Env) -> dict[str, Any]:

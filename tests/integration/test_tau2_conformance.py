@@ -19,7 +19,7 @@ pytest.importorskip("tau2", reason="needs the extra tau2")
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # upstream's client asks the network at import otherwise
 
 from sparring.envs.tau2 import Tau2Env
-from sparring.envs.tau2.conformance import cases, our_verdict, upstream_verdict
+from sparring.envs.tau2.conformance import cases, disagreements, our_verdict, upstream_verdict
 from sparring.envs.tau2.domain import DOMAINS, load_domain
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tau2"
@@ -32,20 +32,6 @@ def golden(domain: str) -> dict[str, dict[str, Any]]:
     document = json.loads(gzip.decompress((GOLDEN / f"{domain}.json.gz").read_bytes()))
     assert document["domain"] == domain
     return document["verdicts"]
-
-
-async def disagreements(domain: str, split: str) -> tuple[int, list[Any]]:
-    """How many verdicts of ours were compared with upstream's, and those that differ."""
-    expected, env = golden(domain), Tau2Env(domain=domain)
-    compared, differ = 0, []
-    for task_id in env.task_ids(split):
-        upstream_id = task_id.partition("/")[2]
-        for case in cases(env.domain.task(upstream_id)):
-            ours = json.loads(json.dumps(await our_verdict(env, task_id, case)))
-            compared += 1
-            if ours != expected[upstream_id][case.name]:
-                differ.append((task_id, case.name, ours, expected[upstream_id][case.name]))
-    return compared, differ
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -61,7 +47,7 @@ def test_the_golden_files_hold_every_task(domain: str) -> None:
 @pytest.mark.parametrize("domain", DOMAINS)
 async def test_every_verdict_on_the_benchmarks_own_tasks_is_upstreams(domain: str) -> None:
     before = load_domain(domain).environment.get_db_hash()
-    compared, differ = await disagreements(domain, "base")
+    compared, differ = await disagreements(Tau2Env(domain=domain), "base", golden(domain))
     assert compared > 3 * len(load_domain(domain).splits["base"])
     assert differ == []
     assert load_domain(domain).environment.get_db_hash() == before  # no episode wrote to what all are forked from
@@ -70,7 +56,7 @@ async def test_every_verdict_on_the_benchmarks_own_tasks_is_upstreams(domain: st
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 async def test_every_verdict_on_all_of_telecom_is_upstreams() -> None:
-    compared, differ = await disagreements("telecom", "full")
+    compared, differ = await disagreements(Tau2Env(domain="telecom"), "full", golden("telecom"))
     assert compared > 3 * TASKS["telecom"]
     assert differ == []
 
