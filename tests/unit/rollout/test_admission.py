@@ -194,5 +194,5 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert self.admission.due
 
 
-TestAdmissionMachine = AdmissionMachine.TestCase
-TestAdmissionMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestAdmissionMachine = pytest.mark.slow(AdmissionMachine.TestCase)
+TestAdmissionMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

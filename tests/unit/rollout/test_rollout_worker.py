@@ -251,6 +251,23 @@ def test_stopping_in_the_middle_ends_soon_and_resumes_with_what_was_finished(mak
     assert all(again.fates()[episode_id][0] == "consumed" for episode_id in before)
 
 
+def test_a_group_killed_between_its_last_episode_and_its_acceptance_is_trained_without_playing_again(make_rig):
+    rig = make_rig()
+    rig.buffer.accept_group = rig.close_buffer_instead
+    rig.worker.start()
+    with pytest.raises(BufferStateError, match="closed"):
+        rig.worker.next_batch(0, 10)
+    complete = {e for e, (state, _) in rig.fates().items() if state == "pending"}
+    assert {"g0000000.00.0", "g0000000.01.0"} <= complete
+    rig.close()
+
+    again = make_rig()
+    again.worker.start()
+    again.train(1, 3)
+    assert not complete & {spec.episode_id for _, spec in again.started}
+    assert {again.fates()[episode_id][0] for episode_id in complete} == {"consumed"}
+
+
 def test_the_bound_holds_after_a_resume(make_rig):
     """Killed after step 3 with the checkpoint of step 1: steps 2 and 3 come back, and nothing starts past the bound."""
     rig = make_rig()
