@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,8 @@ def write_report(directory: RunDirectory, title: str, *, staleness: int, wall_s:
     episodes = {step: read_episodes(directory.evaluation(step)) for step in evaluated}
     summaries = [summarise(step, episodes[step]) for step in evaluated]
     first, last = summaries[0], summaries[-1]
-    plot_curve(directory.curve, title, [r["step"] for r in steps], [r["reward"] for r in steps], summaries)
+    rewards = [r.get("reward", math.nan) for r in steps]  # none where a resumed step found all its groups in the buffer
+    plot_curve(directory.curve, title, [r["step"] for r in steps], rewards, summaries)
     summary = {
         "steps": last.step,
         "before": dataclasses.asdict(first),

@@ -1,0 +1,201 @@
+"""Whole runs by the command line, on random weights: they end, resume, survive kill -9, and refuse what is wrong."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sparring.backend.buffer import BufferView
+from sparring.backend.models import make_tiny_model
+from sparring.cli import main
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+ENVS = Path(__file__).parent / "run_envs"
+STEPS = 6
+
+
+@pytest.fixture
+def config(tmp_path, tiny_qwen3):
+    path = tmp_path / "noisy.yaml"
+    document = {
+        "model": {"path": str(tiny_qwen3), "tool_template": "hermes-compact", "max_length": 160},
+        "env": {"id": "noisy_env:test/Noisy-v0", "kwargs": {}},
+        "engine": {"dtype": "float32", "slots": 16},
+        "sampling": {"max_new_tokens": 8},
+        "rollout": {"group_size": 4, "groups_per_step": 2, "max_running_groups": 4, "max_turns": 4},
+        "trainer": {"steps": STEPS, "learning_rate": 1e-4, "dtype": "float32", "checkpoint_every": 2},
+        "eval": {"every": 0, "tasks": 4},
+        "run_dir": str(tmp_path / "run"),
+    }
+    path.write_text(json.dumps(document))  # JSON is YAML
+    return path
+
+
+def start(config: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "sparring.cli", "train", str(config), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ENVS)}
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 200) -> tuple[int, str]:
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return process.returncode, output
+
+
+def run(config: Path, *arguments: str) -> tuple[int, str]:
+    return finish(start(config, *arguments))
+
+
+def step_records(run_dir: Path) -> list[dict]:
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["kind"] == "step"]
+
+
+def assert_each_trajectory_had_one_fate(run_dir: Path, steps: int) -> None:
+    with BufferView(run_dir / "buffer.sqlite") as buffer:
+        ledger = buffer.ledger()
+    assert len({row.episode_id for row in ledger}) == len(ledger)
+    groups_of_step: dict[int, set[str]] = {}
+    for row in ledger:
+        if row.state == "consumed":
+            groups_of_step.setdefault(row.consumed_step, set()).add(row.group_id)
+    assert sorted(groups_of_step) == list(range(1, steps + 1))
+    uses = Counter(group for groups in groups_of_step.values() for group in groups)
+    assert set(uses.values()) == {1}
+    assert [record["step"] for record in step_records(run_dir)] == list(range(1, steps + 1))
+
+
+def test_a_run_ends_with_its_files_and_its_bound_kept(config, tmp_path, capsys):
+    status, output = run(config)
+    assert status == 0, output
+    directory = tmp_path / "run"
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary["steps"] == STEPS
+    assert summary["max_lag"] <= summary["staleness"] == 2
+    written = {path.name for path in (directory / "model").iterdir()}
+    assert written >= {"model.safetensors", "chat_template.jinja", "tokenizer.json"}
+    assert (directory / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "version lag was at most" in output
+    assert_each_trajectory_had_one_fate(directory, STEPS)
+
+    assert run(config)[0] == 2
+    status, output = run(config, "--resume")
+    assert status == 0
+    assert "version lag was at most" in output
+
+    assert main(["view", str(directory)]) == 0
+    listed = capsys.readouterr().out
+    episode = next(line.split()[0] for line in listed.splitlines() if " consumed " in line)
+    assert main(["view", str(directory), episode, "--tokens"]) == 0
+    shown = capsys.readouterr().out
+    assert "mean ratio" in shown
+    with BufferView(directory / "buffer.sqlite") as buffer:
+        trajectory = buffer.trajectory(episode)
+        trained = buffer.trained_logprobs(episode)
+    assert trained is not None
+    for sequence, logprobs in zip(trajectory.sequences, trained, strict=True):
+        mask = sequence.action_mask
+        assert abs(logprobs[mask] - sequence.behaviour_logprobs[mask]).mean() < 0.1
+
+
+def kill_at_random_moments(config: Path, run_dir: Path, kills: int, seed: int) -> None:
+    """Kill -9 until `kills` hit; the run is always given the chance to go on, and in the end must be whole."""
+    rng = random.Random(seed)
+    resumed, hits = False, 0
+    while hits < kills:
+        process = start(config, *(["--resume"] if resumed else []), f"trainer.steps={STEPS + 2 * hits}")
+        time.sleep(rng.uniform(3, 14))  # the moment is the point of the test
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            hits += 1
+        process.communicate(timeout=60)
+        resumed = (run_dir / "config.yaml").is_file()
+    status, output = run(config, "--resume", f"trainer.steps={STEPS + 2 * kills}")
+    assert status == 0, output
+    assert_each_trajectory_had_one_fate(run_dir, STEPS + 2 * kills)
+
+
+def test_kill_9_loses_and_repeats_nothing(config, tmp_path):
+    kill_at_random_moments(config, tmp_path / "run", kills=3, seed=1)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_kill_9_at_20_random_moments(config, tmp_path):
+    kill_at_random_moments(config, tmp_path / "run", kills=20, seed=2)
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on(config, tmp_path):
+    process = start(config, "trainer.steps=400")
+    deadline = time.monotonic() + 120
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not (metrics.is_file() and '"step": 3' in metrics.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    status, output = finish(process, 90)
+    assert status == 130, output
+    assert "--resume" in output
+    done = len(step_records(tmp_path / "run"))
+    status, output = run(config, "--resume", f"trainer.steps={done + 2}")
+    assert status == 0, output
+    assert_each_trajectory_had_one_fate(tmp_path / "run", done + 2)
+
+
+def test_a_data_set_smaller_than_a_batch_wraps_around(config, tmp_path):
+    status, output = run(config, "env.kwargs.train_size=1", "trainer.steps=2")
+    assert status == 0, output
+    assert_each_trajectory_had_one_fate(tmp_path / "run", 2)
+
+
+def test_the_same_seed_repeats_a_synchronous_run_bit_for_bit(config, tmp_path):
+    same = ["rollout.staleness=0", "engine.deterministic=true", "trainer.steps=3"]
+    losses = []
+    for name in ("a", "b"):
+        status, output = run(config, *same, f"run_dir={tmp_path}/{name}")
+        assert status == 0, output
+        losses.append([record["loss"] for record in step_records(tmp_path / name)])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["trainer.learing_rate=1"], "trainer.learning_rate"),
+        (["env.kwargs.train_size=0"], "has no task in its split"),
+        (["env.id=sparring/Calculater-v0"], "Calculator"),
+        (["model.max_length=20", "sampling.max_new_tokens=4"], "20"),
+        (["model.tool_template=null"], "tool_template"),
+        (["model=/nowhere"], "no Hugging Face folder"),
+        (["sampling.top_p=0.9"], "biased"),
+        (["objective=no_such"], "no_such"),
+        (["engine.deterministic=true"], "rollout.staleness=0"),
+        (["--resume"], "no run to resume"),
+    ],
+)
+def test_what_cannot_run_says_why(config, arguments, expected):
+    status, output = run(config, *arguments)
+    assert status == 2, output
+    assert "Traceback" not in output
+    assert expected in output.splitlines()[-1] or expected in output
+
+
+def test_a_model_without_a_chat_template_says_so(config, tmp_path):
+    make_tiny_model(tmp_path / "bare")
+    (tmp_path / "bare" / "chat_template.jinja").unlink()
+    status, output = run(config, f"model.path={tmp_path}/bare", "model.tool_template=null")
+    assert status == 2, output
+    assert "chat template" in output
