@@ -1,9 +1,8 @@
-"""Sandboxes without a daemon: bubblewrap, over an overlay that is held by a process of its own.
+"""Sandboxes without a daemon: bubblewrap over a copy-on-write overlay.
 
-Each sandbox has a holder: a process in a private mount namespace, in which a tmpfs of bounded size is the upper side of
-an overlay over the root file system. When the holder ends, or we die, the kernel takes mounts and files away; nothing
-lies in a temporary folder. Each command enters that namespace, drops to an unprivileged user and runs under `bwrap` in
-process, network, user and other namespaces of its own, so that killing it ends all that it started.
+A sandbox is an overlay in a mount namespace of its own and a control group. Each command enters that namespace, drops
+to an unprivileged user and runs under `bwrap` in process, network, user and other namespaces of its own, so that
+killing it ends all that it started.
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from sparring.errors import ConfigError, SandboxError
 from sparring.sandbox.cgroup import ControlGroup, reap_cgroups
 from sparring.sandbox.core import MIB, Sandbox, SandboxSpec
+from sparring.sandbox.overlay import Overlay, OverlayPlan
 from sparring.sandbox.process import HostProcess, OnOutput
 from sparring.sandbox.provider import SandboxProvider
 from sparring.sandbox.seccomp import seccomp_program
@@ -27,38 +27,13 @@ __all__ = ["BubblewrapProvider", "BubblewrapSandbox"]
 
 # Who a command is outside its user namespace, where root starts it: an account that owns nothing.
 _NOBODY = 65534
-_TOOLS = ("bwrap", "unshare", "nsenter", "setpriv", "prlimit", "mount", "timeout")
+_TOOLS = ("bwrap", "unshare", "nsenter", "prlimit", "timeout")
 _ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat"}
 _SHM_BYTES = 16 * MIB
 # Where `make images` leaves a root file system, and of the host's /etc what its /usr is of little use without.
 _DEFAULT_ROOT = Path(os.environ.get("SPARRING_ROOTFS", "/var/lib/sparring/rootfs"))
 _HOST_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl", "ca-certificates", "mime.types")
 
-# $1 mount point, $2 MiB, $3 lower folder, $4 owner, $5 work folder, $6 where in the root the lower folder belongs,
-# $7 mount options, $8 and $9 files and folders of the host's /etc to make room for.
-# The tmpfs is mounted over $1 in this namespace alone.
-_HOLD = """
-set -e
-mount -t tmpfs -o "size=$2m,mode=755,nosuid,nodev" tmpfs "$1"
-cd "$1"
-mkdir upper work root
-at=upper
-if [ -n "$6" ]; then
-  at=root
-  mkdir "root$6" && ln -s usr/bin usr/sbin usr/lib usr/lib64 root/
-fi
-mkdir -p $at/tmp "$at$5" $at/etc $at/proc $at/dev
-chmod 1777 $at/tmp && chown "$4" "$at$5"
-echo 'root:x:0:0:root:/root:/bin/sh
-agent:x:1000:1000:agent:/tmp:/bin/sh' > $at/etc/passwd
-echo 'root:x:0:
-agent:x:1000:' > $at/etc/group
-for name in $8; do : > "root/etc/$name"; done
-[ -z "$9" ] || (cd root/etc && mkdir $9)
-mount -t overlay -o "lowerdir=$3,upperdir=$1/upper,workdir=$1/work$7" overlay "$1/root$6"
-echo ready
-read -r _ || :
-"""
 # Joins the control groups named in $1, then becomes the command.
 _JOIN = 'for g in $1; do echo 0 > "$g/cgroup.procs" || exit 125; done; shift; exec "$@"'
 
@@ -112,68 +87,54 @@ class BubblewrapSandbox(Sandbox):
             raise ConfigError(f"overlayfs takes no ':', ',' or backslash in a path: {spec.image!r}")
         image = spec.image or (str(_DEFAULT_ROOT) if (_DEFAULT_ROOT / "usr").is_dir() else "/usr")
         self._lower = str(Path(image).resolve())
-        self._mount_point = _mount_point(self._lower)
-        self._root = os.geteuid() == 0
-        self._holder: HostProcess | None = None
+        self._overlay: Overlay | None = None
         self._group: ControlGroup | None = None
         self._processes: set[_BubblewrapProcess] = set()
         self._seccomp = seccomp_program()
 
     async def _start(self, timeout_s: float) -> None:
         files_mib = self.spec.disk_mib + max(16, self.spec.disk_mib // 4)
+        memory_bytes = (self.spec.memory_mib + files_mib) * MIB
         self._group = ControlGroup.create(
-            self.id,
-            memory_bytes=(self.spec.memory_mib + files_mib) * MIB,
-            pids=self.spec.pids,
-            cpus=self.spec.cpus,
+            self.id, memory_bytes=memory_bytes, pids=self.spec.pids, cpus=self.spec.cpus
         )
-        unshare = ["unshare", "--mount", "--propagation", "private"]
-        owner = f"{_NOBODY}:{_NOBODY}"
-        if not self._root:
-            unshare += ["--user", "--map-root-user"]
-            owner = "0:0"
-        where = "/usr" if self._lower == "/usr" else ""
-        options = "" if self._root else ",userxattr"
-        files, folders = _host_etc() if where else ("", "")
-        hold = ["sh", "-c", _HOLD, "sh", self._mount_point, str(files_mib), self._lower, owner, self.workdir, where]
-        hold += [options, files, folders]
-        output = bytearray()
-        ready = asyncio.Event()
-
-        def on_output(_: int, data: bytes) -> None:
-            output.extend(data[:4096])
-            if b"ready\n" in output:
-                ready.set()
-
-        try:
-            self._holder = await HostProcess.spawn([*unshare, "--", *hold], on_output, env=_HOST_ENV, stdin=True)
-        except OSError as error:
-            raise SandboxError(f"{self} did not start: {error}; is util-linux installed?") from error
-        waiting: asyncio.Future[Any] = asyncio.ensure_future(ready.wait())
-        ended: asyncio.Future[Any] = self._holder.finished
-        try:
-            await asyncio.wait([waiting, ended], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-        if not ready.is_set():
-            raise SandboxError(
-                f"bubblewrap's overlay could not be mounted: {output.decode(errors='replace').strip()}; it needs root, "
-                "or unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1) and Linux 5.11"
+        is_root = os.geteuid() == 0
+        files, folders = _host_etc() if self._lower == "/usr" else ((), ())
+        self._overlay = Overlay(
+            OverlayPlan(
+                mount_point=_mount_point(self._lower),
+                lower=self._lower,
+                size_mib=files_mib,
+                owner=_NOBODY if is_root else 0,
+                workdir=self.workdir,
+                etc_files=files,
+                etc_folders=folders,
+                options="" if is_root else ",userxattr",
             )
+        )
+        try:
+            await self._overlay.open(timeout_s=timeout_s)
+        except OSError as error:
+            raise SandboxError(
+                f"bubblewrap's overlay could not be mounted: {error}; it needs root, or unprivileged user namespaces "
+                "(sysctl kernel.unprivileged_userns_clone=1) and Linux 5.11"
+            ) from error
 
-    async def _stop(self) -> None:
-        processes: list[HostProcess] = [*self._processes, *([self._holder] if self._holder else [])]
-        self._holder = None
+    async def _stop(self) -> bool:
+        processes = list(self._processes)
         for process in processes:
             process.kill()
         if processes:
             await asyncio.wait([process.finished for process in processes], timeout=5.0)
+        if self._overlay is not None:
+            await self._overlay.close()
         group, self._group = self._group, None
         if group is not None:
             await group.remove()
+        return True
 
     async def alive(self) -> bool:
-        return self._holder is not None and not self._holder.finished.done()
+        return self._overlay is not None and self._overlay.alive
 
     async def spawn(
         self,
@@ -186,7 +147,7 @@ class BubblewrapSandbox(Sandbox):
         user: str | None = None,
         timeout_s: float | None = None,
     ) -> _BubblewrapProcess:
-        if self._holder is None or self._holder.finished.done():
+        if self._overlay is None or not self._overlay.alive:
             raise SandboxError(f"{self} is not running; start it first")
         if user not in (None, "root", "0", "1000"):
             raise SandboxError(f"a bubblewrap sandbox has the users root and 1000, not {user!r}")
@@ -198,6 +159,7 @@ class BubblewrapSandbox(Sandbox):
         uid = "0" if user in ("root", "0") else "1000"
         variables = _ENV | dict(self.spec.env) | dict(env or {})
         groups = " ".join(map(str, self._group.folders)) if self._group else ""
+        enter, inherited = self._overlay.enter(_NOBODY)
         status, said = os.pipe()
         os.set_blocking(status, False)
         pass_fds = [said]
@@ -205,19 +167,21 @@ class BubblewrapSandbox(Sandbox):
             pass_fds.append(_readable(self._seccomp))
         command = [
             *("sh", "-c", _JOIN, "sh", groups),
-            *self._enter(),
+            *enter,
             *(() if self._group else self._prlimit()),
             *("bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
             *("--uid", uid, "--gid", uid, "--hostname", "sandbox", "--clearenv"),
             *(word for name, value in variables.items() for word in ("--setenv", name, value)),
-            *("--bind", f"{self._mount_point}/root", "/", "--proc", "/proc", "--dev", "/dev"),
+            *("--bind", self._overlay.plan.root, "/", "--proc", "/proc", "--dev", "/dev"),
             *(_bind_host_etc() if self._lower == "/usr" else ()),
             *("--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
             *("--json-status-fd", str(said), *(("--seccomp", str(pass_fds[1])) if self._seccomp is not None else ())),
             *("--chdir", self.workdir, "--", *argv),
         ]
         try:
-            process = await _BubblewrapProcess.spawn(command, on_output, env=_HOST_ENV, stdin=stdin, pass_fds=pass_fds)
+            process = await _BubblewrapProcess.spawn(
+                command, on_output, env=_HOST_ENV, stdin=stdin, pass_fds=[*pass_fds, *inherited]
+            )
             process.status = status
         except OSError as error:
             os.close(status)
@@ -228,14 +192,6 @@ class BubblewrapSandbox(Sandbox):
         self._processes.add(process)
         process.finished.add_done_callback(lambda _: self._processes.discard(process))
         return process
-
-    def _enter(self) -> list[str]:
-        assert self._holder is not None
-        target = ["nsenter", "--target", str(self._holder.pid), "--mount"]
-        if not self._root:
-            return [*target, "--user", "--preserve-credentials", "--"]
-        ids = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]
-        return [*target, "--", "setpriv", *ids, "--"]
 
     def _prlimit(self) -> list[str]:
         """Without control groups: memory of each process, and processes of the user. Weaker, and doctor says so."""
@@ -282,15 +238,16 @@ def _readable(data: bytes) -> int:
 
 
 @functools.cache
-def _host_etc() -> tuple[str, str]:
-    """The files and the folders of `_HOST_ETC` that this host has, each as words of a shell."""
+def _host_etc() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The files and the folders of `_HOST_ETC` that this host has."""
     there = [name for name in _HOST_ETC if (Path("/etc") / name).exists()]
-    folders = [name for name in there if (Path("/etc") / name).is_dir()]
-    return " ".join(name for name in there if name not in folders), " ".join(folders)
+    folders = tuple(name for name in there if (Path("/etc") / name).is_dir())
+    return tuple(name for name in there if name not in folders), folders
 
 
 def _bind_host_etc() -> list[str]:
-    return [word for name in " ".join(_host_etc()).split() for word in ("--ro-bind", f"/etc/{name}", f"/etc/{name}")]
+    files, folders = _host_etc()
+    return [word for name in (*files, *folders) for word in ("--ro-bind", f"/etc/{name}", f"/etc/{name}")]
 
 
 def _mount_point(lower: str) -> str:

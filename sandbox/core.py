@@ -6,7 +6,7 @@ import asyncio
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import TracebackType
@@ -144,6 +144,7 @@ class Sandbox(ABC):
         self._sessions: list[ShellSession] = []
         self._started = self._stopped = False
         self._oom_kills_seen = 0
+        self.on_gone: Callable[[Sandbox], object] = lambda _: None
 
     async def __aenter__(self) -> Self:
         """Start, unless it was taken from a provider and runs already."""
@@ -174,7 +175,8 @@ class Sandbox(ABC):
     async def stop(self) -> None:
         """End every process and remove everything. Idempotent; never raises for a sandbox that is already gone."""
         self._stopped = True
-        await self._stop()
+        if await self._stop():
+            self.on_gone(self)
 
     # What a backend provides
 
@@ -193,8 +195,8 @@ class Sandbox(ABC):
         """As `start`. `_stop` cleans up after a failure."""
 
     @abstractmethod
-    async def _stop(self) -> None:
-        """As `stop`; may be called at any time, any number of times."""
+    async def _stop(self) -> bool:
+        """As `stop`; may be called at any time, any number of times. False: something is left, to be tried again."""
 
     @abstractmethod
     async def alive(self) -> bool:
@@ -259,7 +261,7 @@ class Sandbox(ABC):
             duration_s,
             truncated=stdout.truncated or stderr.truncated,
             timed_out=timed_out,
-            oom_killed=exit_code != 0 and not timed_out and await self.new_oom_kill(),
+            oom_killed=not timed_out and await self.post_mortem(exit_code),
         )
 
     async def read(self, path: str, *, timeout_s: float = 30.0) -> bytes:
@@ -448,11 +450,20 @@ class Sandbox(ABC):
         exit_code = process.finished.result()
         return exit_code, duration_s, killed or (exit_code in (124, 137) and duration_s >= timeout_s)
 
-    async def new_oom_kill(self) -> bool:
-        """Whether a process was killed for memory since the last time this was asked."""
-        before = self._oom_kills_seen
-        self._oom_kills_seen = await self.oom_kills()
-        return self._oom_kills_seen > before
+    async def post_mortem(self, exit_code: int) -> bool:
+        """Whether a command that failed, not by its time limit, did so because a process was killed for memory.
+
+        Raises:
+            SandboxError: it was the sandbox that ended under the command.
+        """
+        if exit_code == 0:
+            return False
+        seen, self._oom_kills_seen = self._oom_kills_seen, await self.oom_kills()
+        if self._oom_kills_seen > seen:
+            return True
+        if exit_code == 137 and not await self.alive():
+            raise SandboxError(f"{self} ended while a command ran; was it removed, or its daemon restarted?")
+        return False
 
     def __str__(self) -> str:
         return f"{self.kind} sandbox {self.id}"

@@ -20,7 +20,7 @@ from sparring.sandbox.process import OnOutput
 from sparring.sandbox.provider import SandboxProvider
 from sparring.sandbox.reaper import OWNER_LABEL, labels, reap
 
-__all__ = ["DEFAULT_IMAGE", "DockerProvider", "DockerSandbox", "container_options"]
+__all__ = ["CONTAINER_ARGV", "DEFAULT_IMAGE", "DockerProvider", "DockerSandbox", "container_options"]
 
 DEFAULT_IMAGE = "sparring/python:latest"
 AGENT = "1000:1000"
@@ -31,6 +31,7 @@ _MAIN = """
 trap 'kill -9 -1' USR1
 mkfifo -m 600 /tmp/.idle && exec <>/tmp/.idle && rm /tmp/.idle && while :; do read -r _; done
 """
+CONTAINER_ARGV = ("/bin/sh", "-c", _MAIN)
 _ENV = {"HOME": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat"}
 
 
@@ -85,8 +86,8 @@ class DockerSandbox(Sandbox):
                 options["binds"] = {volume: {"bind": Egress.FOLDER, "mode": "ro"}}
             api.create_container(
                 self.spec.image or DEFAULT_IMAGE,
-                ["-c", _MAIN],
-                entrypoint=["/bin/sh"],
+                list(CONTAINER_ARGV[1:]),
+                entrypoint=list(CONTAINER_ARGV[:1]),
                 name=self._name,
                 user="0:0",
                 working_dir=self.spec.workdir,
@@ -102,7 +103,7 @@ class DockerSandbox(Sandbox):
         if self._egress:
             await self._egress.open_inside(self._name)
 
-    async def _stop(self) -> None:
+    async def _stop(self) -> bool:
         self._running = False
         for process in self._processes:
             process.abandon()
@@ -111,6 +112,7 @@ class DockerSandbox(Sandbox):
         if self._created is not None:
             # Removal is owed even if the caller is cancelled here.
             await asyncio.shield(asyncio.get_running_loop().create_task(self._remove(self._created)))
+        return self._created is None
 
     async def _remove(self, created: asyncio.Future[None]) -> None:
         await asyncio.wait([created], timeout=60.0)  # a start that was given up goes on in its thread
@@ -181,6 +183,11 @@ class DockerSandbox(Sandbox):
             if self._egress:
                 await self._egress.open_inside(self._name)
 
+    async def post_mortem(self, exit_code: int) -> bool:
+        if exit_code == 137:
+            await asyncio.sleep(0.1)  # a container that ends kills its commands a moment before the daemon knows
+        return await super().post_mortem(exit_code)
+
     async def oom_kills(self) -> int:
         counters = ["cat", "/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"]
 
@@ -191,8 +198,6 @@ class DockerSandbox(Sandbox):
 
         try:
             return await self._daemon.call(count, timeout_s=1.0)
-        except ContainerGone as error:  # what looked like a killed command was the end of its container
-            raise SandboxError(f"{self} is gone: {error}") from error
         except SandboxError:
             return 0
 

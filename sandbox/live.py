@@ -147,7 +147,7 @@ class Session(ABC):
                 exit_code = await self._reap(started + timeout_s + DEADLINE_GRACE_S)
             else:
                 self._ended(call.word)
-            oom_killed = exit_code == 137 and not timed_out and await self._sandbox.new_oom_kill()
+            oom_killed = exit_code == 137 and not timed_out and await self._sandbox.post_mortem(exit_code)
             return ExecResult(
                 124 if timed_out else exit_code,
                 call.text(1),

@@ -44,7 +44,7 @@ class LocalSandbox(Sandbox):
         warnings.warn("LocalSandbox isolates nothing: code runs as you, on this machine", stacklevel=3)
         self._folder = await asyncio.to_thread(_fresh_folder)
 
-    async def _stop(self) -> None:
+    async def _stop(self) -> bool:
         for process in list(self._processes):
             process.kill()
         if self._processes:
@@ -52,6 +52,7 @@ class LocalSandbox(Sandbox):
         folder, self._folder = self._folder, None
         if folder is not None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        return True
 
     async def alive(self) -> bool:
         return self._folder is not None and self._folder.is_dir()

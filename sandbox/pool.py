@@ -53,8 +53,9 @@ class SandboxPool:
         """
         while self._warm:
             started, sandbox = self._warm.popleft()
+            fresh = time.monotonic() - started < _FRESH_PART * self._spec.lifetime_s and await sandbox.alive()
             self.refill()
-            if time.monotonic() - started < _FRESH_PART * self._spec.lifetime_s and await sandbox.alive():
+            if fresh:
                 return sandbox
             self._spawn(sandbox.stop())
         return await self._start(timeout_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import weakref
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import ClassVar, Literal, Self, TypeAlias
@@ -30,7 +29,7 @@ class SandboxProvider(ABC):
     def __init__(self, *, warm: int = 0) -> None:
         self._warm = warm
         self._pools: dict[SandboxSpec, SandboxPool] = {}
-        self._made: weakref.WeakSet[Sandbox] = weakref.WeakSet()
+        self._live: set[Sandbox] = set()
         self._starting = asyncio.Semaphore(4 * (os.cpu_count() or 1))
 
     async def __aenter__(self) -> Self:
@@ -61,7 +60,8 @@ class SandboxProvider(ABC):
             ConfigError: this backend cannot meet the spec.
         """
         sandbox = self._make(spec)
-        self._made.add(sandbox)
+        self._live.add(sandbox)
+        sandbox.on_gone = self._live.discard
         return sandbox
 
     def pool(self, spec: SandboxSpec) -> SandboxPool:
@@ -84,7 +84,7 @@ class SandboxProvider(ABC):
         """Stop every sandbox that is left, warm or taken, and let go of the backend. Idempotent."""
         await asyncio.gather(*(pool.close() for pool in self._pools.values()))
         self._pools.clear()
-        await asyncio.gather(*(sandbox.stop() for sandbox in self._made))
+        await asyncio.gather(*(sandbox.stop() for sandbox in list(self._live)))
 
 
 async def open_provider(kind: SandboxKind = "auto", *, warm: int = 0) -> SandboxProvider:

@@ -17,8 +17,10 @@ import pytest
 
 from sparring.errors import SandboxError
 from sparring.sandbox import SandboxSpec, bubblewrap, open_provider
+from sparring.sandbox.audit import left_over
 from sparring.sandbox.bubblewrap import BubblewrapProvider, BubblewrapSandbox
 from sparring.sandbox.docker import DockerProvider
+from sparring.sandbox.owner import Owner
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 SPEC = SandboxSpec(memory_mib=128, disk_mib=32, pids=64)
@@ -180,23 +182,42 @@ async def test_no_daemon_says_what_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.bubblewrap
-async def test_bubblewraps_holder_is_killed() -> None:
+async def test_without_root_a_process_holds_the_overlay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of users without root, walked as root: by a user namespace and a holder."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     async with await open_provider("bubblewrap") as provider, await provider.take(SPEC) as sandbox:
+        assert (await sandbox.exec("id -u; echo x > f; cat f", timeout_s=10)).stdout == "1000\nx\n"
         assert isinstance(sandbox, BubblewrapSandbox)
-        assert sandbox._holder is not None
-        os.kill(sandbox._holder.pid, signal.SIGKILL)
-        await wait_until(lambda: sandbox._holder is not None and sandbox._holder.finished.done())
+        assert sandbox._overlay is not None
+        holder = sandbox._overlay.holder
+        assert holder is not None
+        os.kill(holder.pid, signal.SIGKILL)
+        await wait_until(holder.finished.done)
         assert not await sandbox.alive()
         with pytest.raises(SandboxError, match="not running"):
             await sandbox.exec("true")
 
 
 @pytest.mark.bubblewrap
-async def test_what_bubblewrap_cannot_run_is_a_failure_not_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_bubblewrap_cannot_run_is_a_failure_not_exit_code_1() -> None:
     async with await open_provider("bubblewrap") as provider, await provider.take(SPEC) as sandbox:
-        monkeypatch.setattr(sandbox, "_mount_point", "/proc")  # what bwrap is told to bind is not there
+        assert isinstance(sandbox, BubblewrapSandbox)
+        assert sandbox._overlay is not None
+        sandbox._overlay.plan = replace(sandbox._overlay.plan, mount_point="/proc")  # nothing to bind there
         with pytest.raises(SandboxError, match=r"bubblewrap could not run.*bwrap"):
             await sandbox.exec("true")
+
+
+@pytest.mark.bubblewrap
+async def test_an_overlay_that_cannot_be_mounted_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "usr").mkdir()
+    async with await open_provider("bubblewrap") as provider:
+        sandbox = provider.make(replace(SPEC, image=str(tmp_path)))
+        assert isinstance(sandbox, BubblewrapSandbox)
+        sandbox._lower = f"{tmp_path}/not-there"
+        with pytest.raises(SandboxError, match="could not be mounted"):
+            await sandbox.start()
+        assert left_over([Owner.current()]) == {}
 
 
 async def test_auto_takes_what_there_is_never_the_local_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
