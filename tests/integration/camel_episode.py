@@ -22,12 +22,12 @@ class RemoteClient:
     api_key = os.environ["OPENAI_API_KEY"]
 
 
-async def main(task_id: str) -> None:
-    spec = EpisodeSpec("episode", "group", ENV_ID, task_id, seed=0)
-    result = await make_runner(ENV_ID, {}, CamelPolicy(), timeout_s=100)(spec, RemoteClient())
+async def main(task_id: str, env_id: str = ENV_ID) -> None:
+    spec = EpisodeSpec("episode", "group", env_id, task_id, seed=0)
+    result = await make_runner(env_id, {}, CamelPolicy(), timeout_s=100)(spec, RemoteClient())
     failure = result.failure and result.failure.message
     print(json.dumps({"reward": result.reward, "reward_parts": dict(result.reward_parts), "failure": failure}))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(*sys.argv[1:]))
