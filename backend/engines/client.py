@@ -112,9 +112,10 @@ class WorkerClient(Engine):
             async with asyncio.timeout(deadline_s):
                 return await reply
         except TimeoutError:
-            raise EngineError(
-                f"the engine did not answer {command['op']!r} within {deadline_s:.0f} s: it hangs; restart it"
-            ) from None
+            reason = f"the engine did not answer {command['op']!r} within {deadline_s:.0f} s: it hangs; restart it"
+            if command["op"] != "status":  # what it was told may still happen, at a moment that nobody expects
+                self._die(reason)
+            raise EngineError(reason) from None
         finally:
             self._replies.pop(call_id, None)
 

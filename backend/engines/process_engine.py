@@ -131,7 +131,7 @@ class ProcessEngine(WorkerClient):
         shapes = {name: tuple(shape) for name, shape in hello["shapes"].items()}
         self._shared = SharedWeights(weights_fd, shapes, hello["tied"], getattr(torch, hello["dtype"]))
         os.close(weights_fd)  # the mapping stays
-        self._failure = None
+        self._failure, self.version = None, 0
         self._listener = asyncio.create_task(self._listen(reader))
 
     async def stop(self) -> None:
@@ -165,6 +165,11 @@ class ProcessEngine(WorkerClient):
     def _send(self, command: dict[str, Any]) -> None:
         self._writer.write(json.dumps(command).encode() + b"\n")
 
+    def _die(self, reason: str) -> None:
+        super()._die(reason)
+        if self._process is not None:
+            self._process.kill()  # where it hangs, nothing may come of it later
+
     async def _status(self) -> dict[str, Any]:
         status: dict[str, Any] = await self._call({"op": "status"}, deadline_s=_STATUS_DEADLINE_S)
         return status
@@ -193,11 +198,7 @@ class ProcessEngine(WorkerClient):
         """Make sure that the child is gone and that nothing of it stays open."""
         process, self._process = self._process, None
         if process is not None:
-            if process.poll() is None:
-                try:
-                    await asyncio.to_thread(process.wait, 2 if self._listener else 0)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+            process.kill()
             await asyncio.to_thread(process.wait)
         if hasattr(self, "_writer"):
             self._writer.close()

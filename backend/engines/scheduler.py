@@ -101,8 +101,7 @@ class Scheduler:
         room = min(sampling.max_new_tokens, self._max_length - len(prompt))
         if not prompt:
             raise EngineError("an empty prompt cannot be continued: give at least one token")
-        if sampling.max_new_tokens < 1:
-            raise EngineError(f"max_new_tokens is {sampling.max_new_tokens}: ask for at least one token")
+        _check_sampling(sampling)
         if room < 1:
             raise EngineError(
                 f"a prompt of {len(prompt)} tokens leaves no room in a context of {self._max_length}: "
@@ -161,6 +160,8 @@ class Scheduler:
         return events
 
     def _admit(self) -> None:
+        if not self.waiting or len(self.running) == self._rows:
+            return
         # A kept session needs no new room and no prompt: it goes before requests that came earlier.
         kept = {slot.session_id for slot in self._slots if slot.request is None and slot.session_id is not None}
         queue = sorted(self.waiting, key=lambda request: request.session_id not in kept)
@@ -295,6 +296,20 @@ class Scheduler:
             key = repr((self._seed, session_id, prompt)).encode()
             return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
         return self._seeds.getrandbits(64)
+
+
+def _check_sampling(sampling: SamplingParams) -> None:
+    problems = {
+        "max_new_tokens of at least 1": sampling.max_new_tokens >= 1,
+        "a temperature of at least 0": sampling.temperature >= 0,
+        "top_p in (0, 1]": 0 < sampling.top_p <= 1,
+        "min_p in [0, 1)": 0 <= sampling.min_p < 1,
+        "a top_k of at least 0": sampling.top_k >= 0,
+        "stop strings that are not empty": all(sampling.stop),
+    }
+    broken = [rule for rule, holds in problems.items() if not holds]
+    if broken:
+        raise EngineError(f"sampling needs {' and '.join(broken)}, got {sampling}")
 
 
 def _finish_reason(request: _Request) -> tuple[FinishReason | None, str | None]:

@@ -123,7 +123,8 @@ class SlotModel:
             logits_to_keep=torch.tensor(last, device=self.device),
             slot_cache=cache,
         )
-        return output.logits[0]
+        logits = output.logits[0]
+        return logits if len(logits) == len(last) else logits[list(last)]  # not every model takes logits_to_keep
 
     def _pack(self, rows: int) -> None:
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}

@@ -83,7 +83,7 @@ class TorchEngine(WorkerClient):
         dtype = scheduler.model.dtype
         self._worker = Worker(scheduler, emit, lambda source: read_weights(source, dtype))
         self._thread = threading.Thread(target=self._worker.run, name="sparring-engine", daemon=True)
-        self._failure = None
+        self._failure, self.version = None, 0
         self._thread.start()
 
     async def stop(self) -> None:
@@ -95,7 +95,7 @@ class TorchEngine(WorkerClient):
             pass  # it died first, or hangs: a daemon thread goes with the process
         self._die("the engine was stopped")
         await asyncio.to_thread(self._thread.join, 60)
-        self._worker = None
+        self._thread = self._worker = None
 
     async def update_weights(self, version: int, source: WeightSource) -> None:
         async with self._updating:

@@ -214,6 +214,21 @@ async def test_a_prompt_that_is_none_is_an_error(start, make_model, prompt):
         await engine.generate(prompt, SamplingParams())
 
 
+@pytest.mark.parametrize("wrong", [{"temperature": -1}, {"top_p": 0}, {"max_new_tokens": 0}, {"stop": ("",)}])
+async def test_sampling_that_means_nothing_is_an_error(start, make_model, characters, wrong):
+    engine = await start(make_model(), tokenizer=characters)
+    with pytest.raises(EngineError, match="sampling needs"):
+        await engine.generate([1], SamplingParams(**wrong))
+
+
+async def test_an_engine_starts_again_after_a_stop(start, make_model):
+    engine = await start(make_model())
+    await engine.update_weights(7, make_model(seed=1).named_parameters())
+    await engine.stop()
+    await engine.start()
+    assert (await engine.generate([1], SamplingParams(max_new_tokens=1))).policy_versions == [0]
+
+
 async def test_weights_that_are_not_finite_fail_requests_and_good_ones_repair_it(start, make_model, full_forward):
     model = make_model()
     engine = await start(model)
