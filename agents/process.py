@@ -14,6 +14,7 @@ from sparring.errors import ConfigError
 __all__ = ["Finished", "run_program"]
 
 _OUTPUT_BYTES = 2**20
+_CHUNK_BYTES = 2**16
 _KILL_TIMEOUT_S = 10.0
 
 
@@ -34,35 +35,43 @@ async def run_program(
     Raises:
         ConfigError: there is no such program.
     """
+    loop = asyncio.get_running_loop()
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=environ,
-            cwd=cwd,
-            start_new_session=True,
+        transport, protocol = await loop.subprocess_exec(
+            lambda: _Protocol(limit=_CHUNK_BYTES, loop=loop), *command, env=environ, cwd=cwd, start_new_session=True
         )
     except OSError as error:
         raise ConfigError(f"cannot run {command[0]}: {error}") from error
+    process = asyncio.subprocess.Process(transport, protocol, loop)
     try:
         async with asyncio.TaskGroup() as group:
             output = group.create_task(_read(process.stdout))
             errors = group.create_task(_read(process.stderr))
             group.create_task(_write(process.stdin, given.encode()))
-            status = await process.wait()
+            await protocol.exited.wait()
             _kill_session(process)  # or what it left running would hold the pipes open
     finally:
         _kill_session(process)
         async with asyncio.timeout(_KILL_TIMEOUT_S):
-            await process.wait()
+            status = await process.wait()
     return Finished(status, output.result(), errors.result())
+
+
+class _Protocol(asyncio.subprocess.SubprocessStreamProtocol):
+    """Tells when the program itself has ended, which `Process.wait` does only once its pipes are closed too."""
+
+    def __init__(self, limit: int, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(limit, loop)
+        self.exited = asyncio.Event()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.exited.set()
 
 
 async def _read(stream: asyncio.StreamReader | None) -> str:
     kept = bytearray()
-    while stream is not None and (part := await stream.read(2**16)):
+    while stream is not None and (part := await stream.read(_CHUNK_BYTES)):
         kept += part[: _OUTPUT_BYTES - len(kept)]
     return kept.decode("utf-8", "replace")
 
