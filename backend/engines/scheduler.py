@@ -147,6 +147,9 @@ class Scheduler:
     def set_version(self, version: int) -> None:
         """New weights are in. Running requests go on over their old keys; nothing else reads those any more."""
         self.version = version
+        for slot in self._slots:
+            if slot.request is None:
+                slot.token_ids, slot.session_id = [], None
 
     def step(self) -> list[Event]:
         """Admit what fits, run one forward pass, sample one token for every request whose prompt is through."""
