@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from sparring.errors import SandboxError
 from sparring.sandbox.core import MIB, Sandbox, SandboxSpec
 from sparring.sandbox.daemon import ContainerGone, DockerDaemon
-from sparring.sandbox.docker_exec import DockerProcess
+from sparring.sandbox.docker_exec import CommandNotStarted, DockerProcess
 from sparring.sandbox.egress import PROXY_ENV, Egress
 from sparring.sandbox.owner import Owner
 from sparring.sandbox.process import OnOutput
@@ -171,6 +171,20 @@ class DockerSandbox(Sandbox):
         self._processes.add(process)
         process.finished.add_done_callback(lambda _: self._processes.discard(process))
         return process
+
+    async def _run(
+        self, argv: Sequence[str], on_output: OnOutput, *, timeout_s: float, **options: Any
+    ) -> tuple[int, float, bool]:
+        started = asyncio.get_running_loop().time()
+        try:
+            return await super()._run(argv, on_output, timeout_s=timeout_s, **options)
+        except CommandNotStarted:
+            if not await self.alive():
+                raise
+        # What an earlier command left behind has taken all processes there may be.
+        self._begin_purge()
+        left_s = timeout_s - (asyncio.get_running_loop().time() - started)
+        return await super()._run(argv, on_output, timeout_s=max(left_s, 0.1), **options)
 
     def _begin_purge(self) -> None:
         if self._purge is None or self._purge.done():

@@ -11,9 +11,15 @@ from sparring.errors import SandboxError
 from sparring.sandbox.daemon import DockerDaemon
 from sparring.sandbox.process import OnOutput, Process
 
-__all__ = ["DockerProcess"]
+__all__ = ["CommandNotStarted", "DockerProcess"]
 
+# What the daemon itself writes to a command's output where the command could not be started, in one frame.
+_DAEMON_SAYS = b"OCI runtime exec failed"
 _HEADER_BYTES = 8  # stream number, three zeros, big-endian length of the payload
+
+
+class CommandNotStarted(SandboxError):
+    """The runtime could not start a command in a container: it is at its process limit, or it is ending."""
 
 
 class DockerProcess(Process, asyncio.Protocol):
@@ -30,6 +36,8 @@ class DockerProcess(Process, asyncio.Protocol):
         self._header = bytearray()
         self._stream = 0
         self._left = 0  # bytes of the current frame that are still to come
+        self._held = b""  # a first frame that may be the daemon's own words, until it is known
+        self._first = True
         self._transport: asyncio.Transport | None = None
         self._ending: asyncio.Task[None] | None = None
         self.finished = asyncio.get_running_loop().create_future()
@@ -91,7 +99,7 @@ class DockerProcess(Process, asyncio.Protocol):
                 chunk = data[at : at + self._left]
                 self._left -= len(chunk)
                 at += len(chunk)
-                self._on_output(self._stream, chunk)
+                self._push(chunk)
                 continue
             missing = _HEADER_BYTES - len(self._header)
             self._header += data[at : at + missing]
@@ -99,6 +107,16 @@ class DockerProcess(Process, asyncio.Protocol):
             if len(self._header) == _HEADER_BYTES:
                 self._stream, self._left = self._header[0], int.from_bytes(self._header[4:], "big")
                 self._header.clear()
+
+    def _push(self, chunk: bytes) -> None:
+        if self._held:
+            self._on_output(1, self._held)
+            self._held = b""
+        if self._first and chunk.startswith(_DAEMON_SAYS):
+            self._held = chunk
+        else:
+            self._on_output(self._stream, chunk)
+        self._first = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ending = asyncio.get_running_loop().create_task(self._finish())
@@ -115,11 +133,15 @@ class DockerProcess(Process, asyncio.Protocol):
                 pause_s = min(2 * pause_s, 1.0)
             if state["ExitCode"] is None:
                 raise SandboxError("the Docker daemon lost a command; was it restarted?")
+            if not state["Pid"]:
+                raise CommandNotStarted(f"Docker could not start a command: {self._held.decode(errors='replace')}")
         except SandboxError as error:
             if not self.finished.done():
                 self.finished.set_exception(error)
             return
         if not self.finished.done():
+            if self._held:
+                self._on_output(1, self._held)
             self.finished.set_result(state["ExitCode"])
 
     # Process

@@ -73,6 +73,14 @@ async def test_fork_bomb_that_leaves_its_session_and_group(box: Sandbox) -> None
     assert result.timed_out
 
 
+async def test_a_fork_bomb_left_behind_does_not_keep_the_next_command_from_starting(box: Sandbox) -> None:
+    bomb = "import os\nos.setsid()\nwhile True:\n    try:\n        os.fork()\n    except OSError: pass\n"
+    await attack(box, python(bomb).replace("exec python3", "setsid python3") + " >/dev/null 2>&1 &", timeout_s=3)
+    for _ in range(3):
+        result = await attack(box, "echo OCI runtime exec failed: no; exit 126", timeout_s=10)
+        assert (result.exit_code, result.stdout) == (126, "OCI runtime exec failed: no\n")
+
+
 async def test_memory_bomb_is_killed_and_told(box: Sandbox) -> None:
     result = await attack(box, python("blocks = []\nwhile True: blocks.append(b'x' * (16 << 20))"), timeout_s=10)
     assert result.oom_killed
