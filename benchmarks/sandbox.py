@@ -93,12 +93,12 @@ async def measure_speed(rounds: int) -> dict[str, list[float]]:
             taken = await note("warm take", lambda: warm.take(SPEC))
             await warm.pool(SPEC).ready()
             await taken.stop()
-            boxed = await note("bubblewrap to first output", lambda: first_output(bubblewrap))
-            await boxed.stop()
             for _ in range(4):
                 await note("SDK exec", lambda: asyncio.to_thread(container.exec_run, COMMAND, **sdk))
                 await note("exec", lambda: running.exec(COMMAND))
                 await note("session exec", lambda: session.exec("echo out"))
+                boxed = await note("bubblewrap to first output", lambda: first_output(bubblewrap))
+                await boxed.stop()
     client.close()
     return times
 
