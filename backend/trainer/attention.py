@@ -6,7 +6,7 @@ size are padded into one batched call; a chunk without a prefix (q = k) is plain
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from sparring.backend.trainer.block_attention import block_attention, prefers_block_attention
+from sparring.backend.trainer.varlen_attention import Paths, build_paths, prefers_varlen, varlen_attention
 
 __all__ = ["TREE_ATTENTION", "Block", "TreeLayout", "build_layout", "register_tree_attention", "tree_attention"]
 
@@ -43,17 +44,21 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class TreeLayout:
-    """How a row attends. `restore` (N,) finds each packed token in the flattened outputs of all blocks."""
+    """How a row attends: as blocks for SDPA, and, without a sliding window, as paths for one flash call on a GPU.
+
+    `restore` (N,) finds each packed token in the flattened outputs of all blocks.
+    """
 
     blocks: tuple[Block, ...]
     restore: Tensor
+    paths: Paths | None = None
 
     def to(self, device: torch.device | str) -> TreeLayout:
         blocks = tuple(
             Block(b.queries.to(device), b.keys.to(device), None if b.mask is None else b.mask.to(device))
             for b in self.blocks
         )
-        return TreeLayout(blocks, self.restore.to(device))
+        return TreeLayout(blocks, self.restore.to(device), None if self.paths is None else self.paths.to(device))
 
 
 def build_layout(
@@ -87,7 +92,11 @@ def build_layout(
                 None if causal else _mask(torch.from_numpy(depth), k_max, sliding_window),
             )
         )
-    return TreeLayout(tuple(blocks), torch.from_numpy(restore))
+    return TreeLayout(
+        tuple(blocks),
+        torch.from_numpy(restore),
+        build_paths(paths, chunks) if sliding_window is None and any(chunks) else None,
+    )
 
 
 def _buckets(shapes: Sequence[tuple[int, int]]) -> list[list[int]]:
@@ -132,6 +141,9 @@ def tree_attention(
     """An attention function of transformers. query (1, H, N, D), key and value (1, KV, N, D) -> (1, N, H, D)."""
     # Under autocast the rotary embedding leaves query and key in float32, beside a value in the compute type.
     tokens = [x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value)]  # (N, heads, D)
+    if tree.paths is not None and prefers_varlen(value):
+        q, k, v = tokens
+        return varlen_attention(q, k, v, tree.paths, scaling or q.shape[-1] ** -0.5)[None], None
     grouped = query.size(1) != key.size(1)
     outputs = []
     for block in tree.blocks:
@@ -149,7 +161,7 @@ def tree_attention(
     return torch.cat(outputs).index_select(0, tree.restore)[None], None
 
 
-def register_tree_attention() -> None:
+def register_tree_attention(function: Callable[..., tuple[Tensor, None]] = tree_attention) -> None:
     """Make `model.set_attn_implementation(TREE_ATTENTION)` possible. The mask is the layout's: none is built."""
-    AttentionInterface.register(TREE_ATTENTION, tree_attention)
+    AttentionInterface.register(TREE_ATTENTION, function)
     AttentionMaskInterface.register(TREE_ATTENTION, lambda **_: None)

@@ -21,8 +21,9 @@ from sparring.errors import ConfigError
 
 __all__ = ["Scores", "chunked_logprobs", "install_head"]
 
-# Logits of one chunk: 2^24 float32 are 64 MiB.
+# Logits of one chunk: 2^24 float32 are 64 MiB. A GPU needs more rows at once to be busy: 2^28 are 1 GiB.
 _CHUNK_ELEMENTS = 1 << 24
+_CHUNK_ELEMENTS_CUDA = 1 << 28
 
 # What some architectures do to their logits beyond the head's product; scoring without it would be silently wrong.
 _LOGIT_EXTRAS = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
@@ -86,7 +87,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             small = grad_logits.to(ctx.dtype)
             grad_hidden[rows] = (small @ weight_c).to(hidden.dtype)
             if grad_weight is not None:
-                grad_weight += small.T @ hidden_c[rows]
+                grad_weight += _product(small.T, hidden_c[rows], wide)
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0)
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
@@ -113,15 +114,22 @@ def chunked_logprobs(
 def _logits(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, inverse_temperature: Tensor, wide: torch.dtype
 ) -> Tensor:
-    logits = (hidden @ weight.T).to(wide)
+    logits = _product(hidden, weight.T, wide)
     if bias is not None:
         logits += bias
     return logits.mul_(inverse_temperature[:, None].to(wide))
 
 
+def _product(a: Tensor, b: Tensor, wide: torch.dtype) -> Tensor:
+    """a @ b in `wide`. On a GPU the sums of a half-precision product are never rounded to half precision."""
+    if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16) and wide is torch.float32:
+        return torch.mm(a, b, out_dtype=wide)
+    return (a @ b).to(wide)
+
+
 def _chunks(rows: int, vocabulary: int, term_row: Tensor) -> list[tuple[slice, Tensor]]:
     """Slices of rows, each with the indices of the loss terms that read one of them."""
-    size = max(1, _CHUNK_ELEMENTS // vocabulary)
+    size = max(1, (_CHUNK_ELEMENTS_CUDA if term_row.is_cuda else _CHUNK_ELEMENTS) // vocabulary)
     order = term_row.argsort(stable=True)
     starts = list(range(0, rows, size))
     bounds = torch.searchsorted(term_row[order], torch.tensor([*starts, rows], device=term_row.device)).tolist()
@@ -171,7 +179,7 @@ def _score(model: PreTrainedModel, row: PackedRow, dtype: torch.dtype) -> Scores
     if hasattr(weight, "full_tensor"):  # FSDP2 shards it
         weight = weight.full_tensor()
         bias = bias.full_tensor() if bias is not None else None
-    head_dtype = dtype if device_type == "cpu" else torch.promote_types(torch.float32, weight.dtype)
+    head_dtype = dtype if device_type in ("cpu", "cuda") else torch.promote_types(torch.float32, weight.dtype)
     with torch.autocast(device_type, enabled=False):
         logprobs, entropy = chunked_logprobs(
             hidden[row.scored], weight, bias, row.inverse_temperature, row.term_row, row.targets, head_dtype

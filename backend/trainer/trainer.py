@@ -23,10 +23,18 @@ from numpy.typing import NDArray
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from sparring.backend.objectives import Objective, load_objective
-from sparring.backend.trainer.checkpoint import checkpoint_step, latest_checkpoint, load_checkpoint, save_checkpoint
+from sparring.backend.trainer.checkpoint import (
+    checkpoint_step,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+    save_model,
+)
+from sparring.backend.trainer.compiled import compile_layers
 from sparring.backend.trainer.interrupt import InterruptGuard
 from sparring.backend.trainer.metrics import MetricsFile, StepMeter
-from sparring.backend.trainer.packing import Sample, pack, split_rows
+from sparring.backend.trainer.packing import PackedRow, Sample, pack, split_rows
+from sparring.backend.trainer.passes import prepare_step, proximal_of, score_rows, with_reward_kl
 from sparring.backend.trainer.policy import load_policy, refuse_truncated_sampling
 from sparring.backend.trainer.probe import DriftReport, probe
 from sparring.backend.trainer.protocols import BatchSource, WeightPublisher
@@ -93,6 +101,8 @@ class AgentTrainer(AsyncGRPOTrainer):
         np.random.seed(config.seed)
         torch.manual_seed(config.seed)
         model, tokenizer = load_policy(model_path, getattr(torch, knobs.dtype))
+        if knobs.compile:
+            compile_layers(model)
         on_cpu = knobs.device == "cpu" or (knobs.device == "auto" and not torch.cuda.is_available())
         args = AsyncGRPOConfig(
             output_dir=str(run_dir),
@@ -140,6 +150,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         self.rollout_worker = source if self._main else None  # type: ignore[assignment]
         self.weight_transfer = publisher if self._main else None  # type: ignore[assignment]
         self._policy, self._tokenizer = model, tokenizer
+        self._reference = self._load_reference(model_path) if self.objective.needs_reference else None
         self._scheduler = scheduler
         self._run_dir = Path(run_dir)
         self._evaluate_policy = evaluate
@@ -162,6 +173,11 @@ class AgentTrainer(AsyncGRPOTrainer):
 
     def _send_telemetry(self) -> None:
         """TRL's trainers report their construction to the hub; ours tells nobody."""
+
+    def _load_reference(self, model_path: str | Path) -> Any:
+        """The policy that the run starts from, frozen, for KL terms."""
+        reference, _ = load_policy(model_path, getattr(torch, self.run_config.trainer.dtype))
+        return reference.requires_grad_(False).to(self.args.device)
 
     # ---- the run ----
 
@@ -198,6 +214,11 @@ class AgentTrainer(AsyncGRPOTrainer):
                 self._scheduler,
                 keep=self.run_config.trainer.keep_checkpoints,
             )
+
+    def write_model(self, folder: Path, chat_template: str) -> None:
+        """Write the policy as a bfloat16 Hugging Face folder, with the chat template that it was trained under."""
+        self._tokenizer.chat_template = chat_template
+        save_model(folder, self._policy, self._tokenizer, torch.bfloat16)
 
     def publish(self) -> None:
         """Send the weights to the engine as version `global_step`."""
@@ -247,7 +268,8 @@ class AgentTrainer(AsyncGRPOTrainer):
         loss = torch.zeros((), device=self.args.device)
         forwarded = unpacked = 0
         scored: dict[int, Scored] = {}
-        proximal = self._first_pass(model, mine) if self.objective.needs_proximal else [None] * len(mine)
+        earlier = self._first_pass(model, mine) if self.objective.needs_proximal else None
+        prepared = prepare_step(self.objective, inputs, earlier or {})
         with self._timed("train"):
             # DDP averages over ranks and every rank must take part in its reduction: a rank without a row of its own
             # runs the first row for nothing.
@@ -256,7 +278,14 @@ class AgentTrainer(AsyncGRPOTrainer):
                 last = i == max(len(mine), 1) - 1
                 with nullcontext() if last else self.accelerator.no_sync(model):
                     scores = model(row=row)
-                    x = loss_inputs(row, scores, inputs.totals, proximal[i] if mine else None)
+                    x = loss_inputs(
+                        row,
+                        scores,
+                        inputs.totals,
+                        proximal=proximal_of(row, earlier) if earlier is not None else None,
+                        reference=self._reference_scores(row),
+                        step=prepared,
+                    )
                     out = self.objective.loss(x)
                     self.accelerator.backward(out.loss * (world if mine else 0))
                 if mine:
@@ -277,14 +306,23 @@ class AgentTrainer(AsyncGRPOTrainer):
             "sequences": inputs.totals.sequences,
             "groups": inputs.totals.groups,
             "micro_batches": len(rows),
+            **prepared,
             **meter.reduce(states),
         }
         return loss
 
-    @torch.no_grad()
-    def _first_pass(self, model: Any, rows: Sequence[Sequence[Sample]]) -> list[torch.Tensor]:
+    def _first_pass(self, model: Any, mine: Sequence[Sequence[Sample]]) -> ChainMap[int, Scored]:
+        """Scores of all samples of the step under the weights at its start, those of other ranks included."""
         with self._timed("first_pass"):
-            return [model(row=pack(samples).to(self.args.device)).logprobs for samples in rows]
+            scored = score_rows(model, mine, self.args.device)
+        return ChainMap(*gather_object([scored])) if self.accelerator.num_processes > 1 else ChainMap(scored)
+
+    @torch.no_grad()
+    def _reference_scores(self, row: PackedRow) -> torch.Tensor | None:
+        if self._reference is None or self.objective.reward_kl:
+            return None
+        scores: torch.Tensor = self._reference(row=row).logprobs
+        return scores
 
     def _clip_grad_norm(self, model: Any) -> Any:
         norm = super()._clip_grad_norm(model)
@@ -307,7 +345,7 @@ class AgentTrainer(AsyncGRPOTrainer):
             try:
                 with self._timed("wait"):
                     batch = self._source.next_batch(version, self._batch_timeout_s)
-                payload = [(batch.groups, dict(batch.stats))]
+                payload = [self._penalise(batch.groups, dict(batch.stats))]
             except Exception as error:
                 if self.accelerator.num_processes == 1:
                     raise
@@ -320,6 +358,15 @@ class AgentTrainer(AsyncGRPOTrainer):
         step = make_step(self._groups, version, self.objective)
         self._record = {"step": version + 1, "kind": "step", **stats}
         return step
+
+    def _penalise(self, groups: tuple[Group, ...], stats: dict[str, float]) -> tuple[tuple[Group, ...], dict[str, float]]:
+        coefficient = self.objective.reward_kl
+        if not coefficient:
+            return groups, stats
+        with self._timed("first_pass"):
+            parts = self._reference, self.run_config.trainer.token_budget, self.args.device
+            groups, divergence = with_reward_kl(groups, coefficient, *parts)
+        return groups, stats | {"kl/behaviour_to_reference": divergence}
 
     def _finish_step(self) -> None:
         step = self.state.global_step

@@ -100,6 +100,7 @@ class TrainerConfig(_Section):
     threads: int = Field(1, ge=1, description="torch threads of the trainer")
     device: str = Field("auto", description="'cpu', 'cuda', or 'auto'")
     gradient_checkpointing: bool = False
+    compile: bool = Field(False, description="fuse the layers' elementwise work; the first steps take a minute more")
     checkpoint_every: int = Field(10, ge=0, description="steps between checkpoints; 0: at the end alone")
     keep_checkpoints: int = Field(2, ge=1)
     max_logprob_drift: float | None = Field(
