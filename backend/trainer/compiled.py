@@ -23,7 +23,7 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
     """
     base: Any = model.base_model
     if not hasattr(base, "layers"):
-        raise ConfigError(f"trainer.compile=true: {type(model).__name__} has no list of layers to compile; leave it off")
+        raise ConfigError(f"trainer.compile=true: {type(model).__name__} has no list of layers; leave it off")
     attention.register_tree_attention(torch.compiler.disable(attention.tree_attention))
     for layer in base.layers:
         layer.compile(dynamic=True, backend=backend)

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -30,6 +31,7 @@ def samples(seed, n, prompt=20):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_compiled_layers_give_the_same_gradients_for_rows_of_any_length_without_compiling_anew():
     plain, compiled = make_model(), make_model()
     compile_layers(compiled, backend="aot_eager")  # the same graphs as inductor's, without its compiler
