@@ -7,7 +7,7 @@ import itertools
 import logging
 import queue
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sparring.backend.buffer import TrajectoryBuffer
 from sparring.backend.rollout.batch import Batch
@@ -34,8 +34,16 @@ _START_TIMEOUT_S = 900.0  # a large engine converts its model on the first start
 _STOP_TIMEOUT_S = 20.0
 
 
+class Server(Protocol):
+    """What serves the recorder to other processes (`backend.gateway.http.GatewayServer`), on the worker's loop."""
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
 class RolloutWorker:
-    """TRL's `RolloutWorkerProtocol`: plays episodes while the trainer trains. It owns the engine's life.
+    """TRL's `RolloutWorkerProtocol`: plays episodes while the trainer trains. It owns the engine's life, and that of
+    `server`, the recorder's HTTP face, where agents need one.
 
     `open` starts the loop and the engine, so that weights can be published and tasks evaluated; `start` lets groups
     begin; `stop` ends everything and leaves the buffer, which stays its opener's, resumable. Where a run goes on from
@@ -57,9 +65,11 @@ class RolloutWorker:
         sampler: TaskSampler,
         config: RolloutConfig,
         buffer: TrajectoryBuffer,
+        server: Server | None = None,
     ) -> None:
         self._engine = engine
         self._recorder = recorder
+        self._server = server
         self._sampler = sampler
         self._config = config
         self._buffer = buffer
@@ -86,6 +96,8 @@ class RolloutWorker:
             self._thread.start()
             self._opened = True
             self._thread.run(self._engine.start(), _START_TIMEOUT_S)  # loading may well block the loop
+            if self._server is not None:
+                self._thread.run(self._server.start(), _START_TIMEOUT_S)
 
     def start(self) -> None:
         """Let groups begin, at the version published last.
@@ -234,6 +246,8 @@ class RolloutWorker:
     async def _shut_down(self, timeout_s: float) -> None:
         await self._scheduler.stop(timeout_s)
         try:
+            if self._server is not None:
+                await asyncio.wait_for(self._server.stop(), timeout_s)
             await asyncio.wait_for(self._recorder.aclose(), timeout_s)
         finally:
             await asyncio.wait_for(self._engine.stop(), timeout_s)

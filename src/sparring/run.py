@@ -29,7 +29,6 @@ from sparring.run_dir import RunDirectory
 
 if TYPE_CHECKING:
     from sparring.backend.engines.base import Engine, SamplingParams
-    from sparring.backend.gateway import ChatFormat
     from sparring.types import TokenSequence
 
 __all__ = ["train"]
@@ -64,6 +63,7 @@ class _Run:
     def __init__(self, config: RunConfig, directory: RunDirectory, console: Console, stack: ExitStack) -> None:
         from sparring.backend.buffer import TrajectoryBuffer
         from sparring.backend.gateway import ChatFormat, Recorder
+        from sparring.backend.gateway.http import GatewayServer
         from sparring.backend.models import resolve_model
         from sparring.backend.rollout import RolloutWorker, TaskSampler
 
@@ -83,9 +83,10 @@ class _Run:
         self.engine = _make_engine(config, self.model, directory.root)
         self.buffer = TrajectoryBuffer.open(directory.buffer)
         stack.callback(self.buffer.close)
+        recorder = Recorder(self.engine, self.chat, _sampling(config), max_length=config.model.max_length)
         self.worker = RolloutWorker(
             engine=self.engine,
-            recorder=Recorder(self.engine, self.chat, _sampling(config), max_length=config.model.max_length),
+            recorder=recorder,
             run_episode=make_runner(
                 config.env.id,
                 config.env.kwargs,
@@ -96,6 +97,7 @@ class _Run:
             sampler=sampler,
             config=config.rollout,
             buffer=self.buffer,
+            server=None if config.agent.policy == "native" else GatewayServer(recorder),
         )
         stack.callback(self.worker.stop)
         self.display = stack.enter_context(Display(config.trainer.steps, console))
@@ -119,8 +121,7 @@ class _Run:
         )
         trainer.train(resume=resume)
         self.display.status("writing the trained model")
-        trainer.save_model(str(self.directory.model))
-        _write_template(self.directory.model, self.chat)
+        trainer.write_model(self.directory.model, chat_template=self.chat.template)
         title = f"{self.config.model.path} on {self.config.env.id}"
         write_report(
             self.directory, title, staleness=self.config.rollout.staleness, wall_s=time.monotonic() - began
@@ -222,11 +223,6 @@ def _sampling(config: RunConfig) -> SamplingParams:
     from sparring.backend.engines.base import SamplingParams
 
     return SamplingParams(**config.sampling.model_dump())
-
-
-def _write_template(folder: Path, chat: ChatFormat) -> None:
-    """The chat template that the model was trained with goes with it."""
-    (folder / "chat_template.jinja").write_text(chat.template)
 
 
 def _set_thread_environment(config: RunConfig) -> None:
