@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar
 
 from sparring.envs.core import ChatEnv
 from sparring.envs.hermes import parse_text
 from sparring.envs.tau2.domain import FIRST_MESSAGE, load_domain
 from sparring.envs.tau2.scripted import ScriptedUser, demonstrate
-from sparring.envs.tau2.transcript import Call, Entry, entries_of
-from sparring.envs.tau2.user import STOP_WORDS, ModelUser, OpenAIModel, User, UserSide, side_of
+from sparring.envs.tau2.transcript import Call, Entry, agent_view, entries_of, user_view
+from sparring.envs.tau2.user import STOP_WORDS, ModelUser, OpenAIModel, User, UserSide
 from sparring.envs.tau2.verdict import Verdict, evaluate, premature
 from sparring.envs.tools import ToolBox, ToolError
 from sparring.envs.vector import ChatVectorEnv
 from sparring.errors import ConfigError, TaskError
-from sparring.types import Message, StopReason, ToolCall
+from sparring.types import Message, StopReason
 
 __all__ = ["Judge", "Tau2Env", "make_vector"]
 
@@ -91,6 +91,7 @@ class Tau2Env(ChatEnv):
         self.verdict: Verdict | None = None
         self._text = ""  # of the message that is being answered
         self._batch: list[tuple[Call, str, bool]] = []  # its calls so far: what was called, what came back
+        self._refused = 0  # its calls that could not be read
         self._pending = 0  # its calls that are still to run
         self._stopping = False  # one of them is `done`, in solo mode: then none of them runs
         self._taken: set[int] = set()  # gold actions taken, by index: for shaping
@@ -112,7 +113,7 @@ class Tau2Env(ChatEnv):
         state = self.task.initial_state
         if state is not None and state.message_history:
             self.entries = entries_of(state.message_history)
-            opening += _seen_by_agent(self.entries)
+            opening += agent_view(self.entries)
         elif not self.domain.solo:
             self.entries = [Entry("assistant", FIRST_MESSAGE)]
             opening.append(Message("assistant", FIRST_MESSAGE))
@@ -138,21 +139,20 @@ class Tau2Env(ChatEnv):
     # The agent's turn.
 
     async def observe(self, message: Message) -> None:
+        await self._enter_calls()  # of the message before, some of which may never have been run
         await super().observe(message)
         if self.done:
             return
         parsed = parse_text(message.content or "")
-        if message.tool_calls:
-            self._text, self._pending = message.content or "", len(message.tool_calls)
-        else:
-            self._text, self._pending = parsed.answer, len(parsed.calls)
-        self._batch = []
-        self._problem = None  # calls that came apart from the text run whatever the text is, as upstream's do
-        names = [call.name for call in message.tool_calls] or [name for name, _ in parsed.calls]
-        self._stopping = self.domain.solo and "done" in names
-        if parsed.problem is not None and not message.tool_calls:
+        if parsed.problem is not None:  # the core says so to the agent, and runs none of the message's calls
             self.entries.append(Entry("assistant", message.content))
             self._count_step(errors=1)
+            await self._check_budgets()
+            return
+        names = [call.name for call in message.tool_calls] or [name for name, _ in parsed.calls]
+        self._text = (message.content or "") if message.tool_calls else parsed.answer
+        self._pending = len(names)
+        self._stopping = self.domain.solo and "done" in names
         if self._pending and self._text.strip() and self._enforce_protocol:
             await self._conclude("agent_error")
 
@@ -166,23 +166,28 @@ class Tau2Env(ChatEnv):
         self._shape(call)
         return content
 
-    async def call_answered(self, *, refused: bool = False) -> None:
-        """One call of the message has run, or could not be read. After the last, the message is entered as
-        upstream's."""
+    async def call_answered(self, *, refused: bool) -> None:
+        """One call of the message has run or, `refused`, could not be read."""
         self._pending -= 1
-        if self._pending > 0:
+        self._refused += refused
+        if self._pending <= 0:
+            await self._enter_calls()
+
+    async def _enter_calls(self) -> None:
+        """Enter the agent's message with the calls that have run, in the order in which they did, and their results."""
+        batch, refused, text = self._batch, self._refused, self._text
+        stopping = self._stopping and self._pending <= 0 and not self.done
+        self._batch, self._refused, self._text, self._pending = [], 0, "", 0
+        if not (batch or refused or stopping) or self.done:
             return
-        batch, self._batch = self._batch, []
         self._count_step()
-        if self._stopping:
+        if stopping:
             self.entries.append(Entry("assistant", "###STOP###"))
             await self._conclude("agent_stop")
             return
         if batch:
-            self.entries.append(Entry("assistant", self._text or None, tuple(call for call, _, _ in batch)))
-            self.entries += [
-                Entry("tool", content, (), call.id, "assistant", error) for call, content, error in batch
-            ]
+            self.entries.append(Entry("assistant", text or None, tuple(call for call, _, _ in batch)))
+            self.entries += [Entry("tool", said, (), call.id, "assistant", error) for call, said, error in batch]
         self._count_step(errors=sum(error for _, _, error in batch) + refused)
         await self._check_budgets()
 
@@ -205,12 +210,8 @@ class Tau2Env(ChatEnv):
     async def _hear_user(self) -> str | None:
         """Let the user act until it says something to the agent. None: the conversation is over."""
         while True:
-            said = await self.user(
-                UserSide(
-                    self.task, self.domain.user_prompt(self.task), side_of(self.entries), self.domain.user_tools,
-                    self.episode_seed
-                )
-            )
+            prompt, tools = self.domain.user_prompt(self.task), self.domain.user_tools
+            said = await self.user(UserSide(self.task, prompt, user_view(self.entries), tools, self.episode_seed))
             self.entries.append(said)
             self._count_step()
             if not said.calls:
@@ -241,8 +242,7 @@ class Tau2Env(ChatEnv):
         return self.done
 
     async def _conclude(self, reason: str) -> None:
-        """End the conversation. A budget that ran out on the very last step beats the end that was reached, as
-        upstream."""
+        """End the conversation. As upstream has it, a budget that ran out on the last step beats the end reached."""
         if self.errors >= self.max_errors:
             reason = "too_many_errors"
         elif self.steps >= self.max_steps:
@@ -279,8 +279,7 @@ class Tau2Env(ChatEnv):
                 return
 
     async def astep(self, action: str | Message) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """As `ChatEnv.astep`; at the end `info["tau2"]` says how the conversation ended and every check that was
-        made."""
+        """As `ChatEnv.astep`; at the end, `info["tau2"]` is the report."""
         observation, reward, terminated, truncated, info = await super().astep(action)
         if self.done:
             info["tau2"] = self.report()
@@ -303,8 +302,7 @@ class Tau2Env(ChatEnv):
         }
 
     def demonstration(self) -> list[Message] | None:
-        """The gold actions against the scripted user; None where the user is another, since what it says is not
-        known."""
+        """The gold actions against the scripted user; None against any other, whose part is not known."""
         if not isinstance(self.user, ScriptedUser) or self.task is None:
             return None
         world = self.start.world(f"episode {self.episode_seed}")
@@ -344,25 +342,20 @@ def _parse(name: str, text: str) -> dict[str, Any]:
     return arguments
 
 
+@cache
+def _model_user(settings: str) -> ModelUser:
+    """One for all episodes of the process with the same settings: its connections are worth keeping."""
+    try:
+        return ModelUser(OpenAIModel(**json.loads(settings)))
+    except TypeError as error:
+        raise ConfigError(f"the user's settings {settings} do not fit: {error}") from error
+
+
 def _make_user(user: str | Mapping[str, Any] | User) -> User:
     if user == "scripted":
         return ScriptedUser()
     if isinstance(user, Mapping):
-        return ModelUser(OpenAIModel(**user))
+        return _model_user(json.dumps(user, sort_keys=True))
     if callable(user):
         return user
     raise ConfigError(f"user is 'scripted', a mapping with a model, or an async function, not {user!r}")
-
-
-def _seen_by_agent(entries: Sequence[Entry]) -> list[Message]:
-    """The conversation as the agent sees it: without the user's calls and what they returned."""
-    messages = []
-    for entry in entries:
-        if entry.role == "assistant":
-            made = tuple(ToolCall(c.id, c.name, json.dumps(c.arguments)) for c in entry.calls)
-            messages.append(Message("assistant", entry.content, made))
-        elif entry.role == "user" and not entry.calls:
-            messages.append(Message("user", entry.content))
-        elif entry.role == "tool" and entry.requestor == "assistant":
-            messages.append(Message("tool", entry.content, tool_call_id=entry.call_id))
-    return messages

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sparring.envs.tau2.transcript import Call, Entry
-from sparring.envs.tau2.user import STOP_WORDS, UserSide, side_of
+from sparring.envs.tau2.transcript import Call, Entry, user_view
+from sparring.envs.tau2.user import STOP_WORDS, UserSide
 from sparring.envs.tau2.world import Requestor, World
 from sparring.types import Message, ToolCall
 
@@ -146,7 +146,7 @@ def demonstrate(
             messages.append(Message("tool", run(call, "assistant"), tool_call_id=call.id, name=call.name))
             continue
         entries.append(Entry("assistant", message.content))
-        while (said := user.answer(UserSide(task, "", side_of(entries), user_tools, 0))).calls:
+        while (said := user.answer(UserSide(task, "", user_view(entries), user_tools, 0))).calls:
             entries.append(said)
             for call in said.calls:
                 run(call, "user")

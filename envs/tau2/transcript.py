@@ -1,12 +1,15 @@
-"""What was said and done in one conversation, by both sides; the agent's view of it is `ChatEnv.messages`."""
+"""What was said and done in one conversation, by both sides, and what each side sees of it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Call", "Entry", "calls", "entries_of"]
+from sparring.types import Message, ToolCall
+
+__all__ = ["Call", "Entry", "agent_view", "calls", "entries_of", "user_view"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +61,33 @@ def entries_of(messages: Iterable[Any]) -> list[Entry]:
             made = tuple(Call(c.id, c.name, c.arguments, c.requestor) for c in message.tool_calls or ())
             entries.append(Entry(message.role, message.content, made, usage=message.usage, cost=message.cost))
     return entries
+
+
+def agent_view(entries: Iterable[Entry]) -> list[Message]:
+    """The conversation as the agent sees it: without the user's calls and what they returned."""
+    messages = []
+    for entry in entries:
+        if entry.role == "assistant":
+            messages.append(Message("assistant", entry.content, _tool_calls(entry)))
+        elif entry.role == "user" and not entry.calls:
+            messages.append(Message("user", entry.content))
+        elif entry.role == "tool" and entry.requestor == "assistant":
+            messages.append(Message("tool", entry.content, tool_call_id=entry.call_id))
+    return messages
+
+
+def user_view(entries: Iterable[Entry]) -> list[Message]:
+    """The conversation as the user sees it, the roles turned round: without the agent's calls and their results."""
+    messages = []
+    for entry in entries:
+        if entry.role == "user":
+            messages.append(Message("assistant", entry.content, _tool_calls(entry)))
+        elif entry.role == "assistant" and not entry.calls:
+            messages.append(Message("user", entry.content))
+        elif entry.role == "tool" and entry.requestor == "user":
+            messages.append(Message("tool", entry.content, tool_call_id=entry.call_id))
+    return messages
+
+
+def _tool_calls(entry: Entry) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall(call.id, call.name, json.dumps(call.arguments)) for call in entry.calls)

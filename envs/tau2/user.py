@@ -11,13 +11,15 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from sparring.envs.tau2.transcript import Call, Entry
 from sparring.errors import ConfigError, EngineError
 from sparring.types import ChatReply, Message, ToolCall, Usage
 
-__all__ = ["STOP_WORDS", "ChatModel", "ModelUser", "OpenAIModel", "User", "UserSide", "side_of"]
+__all__ = ["STOP_WORDS", "ChatModel", "ModelUser", "OpenAIModel", "User", "UserSide"]
 
 
 STOP_WORDS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")  # in a text of the user, they end the conversation
@@ -50,20 +52,6 @@ class ChatModel(Protocol):
     """Anything with `chat`: a gateway session, `OpenAIModel`, or a function in a test's own class."""
 
     async def chat(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> ChatReply: ...
-
-
-def side_of(entries: Sequence[Entry]) -> list[Message]:
-    """The conversation as the user sees it: what it said and called, what its tools gave, what the agent told it."""
-    messages = []
-    for entry in entries:
-        if entry.role == "user":
-            made = tuple(ToolCall(c.id, c.name, json.dumps(c.arguments)) for c in entry.calls)
-            messages.append(Message("assistant", entry.content, made))
-        elif entry.role == "assistant" and not entry.calls:
-            messages.append(Message("user", entry.content))
-        elif entry.role == "tool" and entry.requestor == "user":
-            messages.append(Message("tool", entry.content, tool_call_id=entry.call_id))
-    return messages
 
 
 class ModelUser:
@@ -136,7 +124,9 @@ class OpenAIModel:
         key = os.environ.get(api_key_env)
         if key is None and base_url is None:
             raise ConfigError(f"the user model {model!r} needs a key in the environment variable {api_key_env}")
-        self._client = AsyncOpenAI(base_url=base_url, api_key=key or "none", max_retries=max_retries)
+        self._make_client = partial(AsyncOpenAI, base_url=base_url, api_key=key or "none", max_retries=max_retries)
+        # Connections belong to an event loop; a loop that is gone takes its client with it.
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
         self._fields = {"temperature": temperature, **more}
 
     async def chat(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> ChatReply:
@@ -145,7 +135,9 @@ class OpenAIModel:
         if tools:
             fields |= {"tools": list(tools), "tool_choice": "auto"}
         conversation: list[Any] = [message.to_openai() for message in messages]
-        answer = await self._client.chat.completions.create(model=self.name, messages=conversation, **fields)
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop) or self._clients.setdefault(loop, self._make_client())
+        answer = await client.chat.completions.create(model=self.name, messages=conversation, **fields)
         choice = answer.choices[0]
         asked: list[Any] = list(choice.message.tool_calls or ())
         made = tuple(ToolCall(c.id, c.function.name, c.function.arguments) for c in asked)

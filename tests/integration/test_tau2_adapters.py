@@ -23,6 +23,8 @@ from sparring.backend.gateway import ChatFormat, Recorder
 from sparring.backend.gateway.http import GatewayServer
 from sparring.envs.hermes import message_text
 from sparring.envs.tau2 import Tau2Env
+from sparring.envs.tau2.transcript import calls
+from sparring.errors import EngineError
 from sparring.types import EpisodeSpec, Message, StopReason, ToolCall
 
 pytestmark = pytest.mark.slow
@@ -128,3 +130,32 @@ async def test_the_session_holds_the_conversation_as_one_sequence(tiny_qwen3: Pa
     (sequence,) = record.sequences
     assert len(sequence.turns) == len(texts)
     assert record.breaks.total() == 0
+
+
+async def test_the_customer_is_a_model_behind_an_endpoint(tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Telecom's customer uses a tool of its own, as the endpoint's model says, and then ends the conversation."""
+    call = '<tool_call>{"name": "check_status_bar", "arguments": {}}</tool_call>'
+    texts = ["My phone does not work.", call, "It says that there is no signal.", "###STOP###"]
+    async with served(tiny_qwen3, texts, "telecom", "") as (_, session):
+        monkeypatch.setenv("TAU2_TEST_KEY", session.api_key)
+        user = {"model": "any", "base_url": session.base_url, "api_key_env": "TAU2_TEST_KEY", "max_tokens": 200}
+        env = Tau2Env(domain="telecom", user=user)
+        observation, _ = await env.areset(seed=0, options={"task_id": env.task_ids("base")[0]})
+        assert observation.endswith("My phone does not work.")
+        observation, *_ = await env.astep("What does your status bar say?")
+        assert observation == "It says that there is no signal."
+        *_, terminated, _, info = await env.astep("I am sorry.")
+    assert terminated
+    assert info["tau2"]["termination_reason"] == "user_stop"
+    assert [c.requestor for c in calls(env.entries)] == ["user"]
+    spoken_by_user = [entry for entry in env.entries if entry.role == "user"]
+    assert all(entry.usage and entry.usage["completion_tokens"] > 0 for entry in spoken_by_user)
+
+
+async def test_an_endpoint_that_is_gone_is_a_failure() -> None:
+    user = {"model": "any", "base_url": "http://127.0.0.1:9/v1", "max_retries": 0}
+    env = Tau2Env(domain="mock", user=user)
+    with pytest.raises(EngineError, match="user simulator failed: APIConnectionError"):
+        await env.areset(seed=0)
+    assert env.failure is not None
+    assert env.failure.kind == "engine"

@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 import threading
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -16,8 +18,10 @@ from gymnasium.utils.env_checker import check_env
 pytest.importorskip("tau2", reason="needs the extra tau2")
 
 import sparring  # noqa: F401  # registers the environments
+from sparring.envs.hermes import message_text
 from sparring.envs.tau2 import GoldAgent, ScriptedUser, Tau2Env, UserSide
-from sparring.envs.tau2.transcript import Entry
+from sparring.envs.tau2.results import read_results, rescore, results, simulation, write_results
+from sparring.envs.tau2.transcript import Entry, calls
 from sparring.errors import ConfigError, EngineError, TaskError
 from sparring.types import Message, StopReason, ToolCall
 
@@ -74,6 +78,7 @@ def test_importing_the_environments_does_not_import_tau2() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("domain", DOMAINS)
 async def test_the_same_seed_and_actions_give_the_same_episode(domain: str) -> None:
     async def episode() -> list[Any]:
@@ -217,6 +222,7 @@ async def test_the_protocol_can_be_enforced() -> None:
     assert info["tau2"]["termination_reason"] == "agent_error"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("domain", ["mock", "telecom"])
 async def test_solo_the_agent_works_on_the_ticket_and_ends_by_done(domain: str) -> None:
     env = await started(domain, solo=True)
@@ -347,3 +353,68 @@ def test_the_scripted_user_uses_the_tools_that_the_agent_names() -> None:
     assert [call.name for call in ask("Could you run speed test now?").calls] == ["run_speed_test"]
     assert ask("What is the matter?").calls == ()
     assert ask("You are being transferred to a human agent.").content == "###TRANSFER###"
+
+
+async def test_calls_run_in_another_order_are_entered_as_they_ran(tmp_path: Path) -> None:
+    """An SDK may run the calls of one message side by side; upstream replays them in the order of the message."""
+    env = await started()
+    done = ToolCall("b", "update_task_status", '{"task_id": "task_2", "status": "completed"}')
+    await env.observe(Message("assistant", None, (done, *CREATE.tool_calls)))
+    await env.call_tool("create_task", CREATE.tool_calls[0].arguments)
+    await env.call_tool(done.name, done.arguments)
+    await env.finish("Done.")
+    await env.finish("Done.")
+    assert [call.name for call in calls(env.entries)] == ["create_task", "update_task_status"]
+    assert replayed(env, tmp_path) == env.verdict
+
+
+async def test_calls_that_an_agent_drops_leave_no_trace(tmp_path: Path) -> None:
+    env = await started()
+    both = (CREATE.tool_calls[0], ToolCall("x", "create_task", '{"user_id": "user_1", "title": "Dropped"}'))
+    await env.observe(Message("assistant", None, both))
+    await env.call_tool("create_task", both[0].arguments)
+    await env.astep("Done.")
+    await env.astep("Done.")
+    assert env.reward == 1.0
+    assert replayed(env, tmp_path) == env.verdict
+
+
+async def test_calls_that_no_message_announced_are_entered(tmp_path: Path) -> None:
+    env = await started()
+    await env.call_tool("create_task", CREATE.tool_calls[0].arguments)
+    await env.call_tool("get_users", {})
+    await env.astep("Done.")
+    await env.astep("Done.")
+    assert [len(entry.calls) for entry in env.entries if entry.role == "assistant"] == [0, 1, 1, 0, 0]
+    assert replayed(env, tmp_path) == env.verdict
+
+
+@pytest.mark.parametrize("route", ["raw", "structured"])
+async def test_a_malformed_call_spoils_its_message_however_it_comes(route: str) -> None:
+    broken = '<tool_call>{"name": "create_task"'
+    good = message_text(CREATE)
+    env = await started()
+    if route == "raw":
+        await env.astep(f"{good}\n{broken}")
+    else:
+        await env.astep(Message("assistant", broken, CREATE.tool_calls))
+    assert (env.errors, env.steps, env.turns) == (1, 2, 1)
+    assert list(calls(env.entries)) == []
+    assert "task_2" not in env.world.environment.tools.db.tasks
+
+
+async def test_ten_malformed_calls_are_too_many() -> None:
+    env = await started()
+    while not env.done:
+        await env.astep("<tool_call>{</tool_call>")
+    assert (env.termination, env.errors) == ("too_many_errors", 10)
+
+
+def replayed(env: Tau2Env, folder: Path) -> Any:
+    """The verdict on the episode as written to a results file and scored again."""
+    run = simulation(env, started=datetime.now(), finished=datetime.now())
+    nobody = {"implementation": "test", "llm": None, "llm_args": None}
+    info = {"num_trials": 1, "max_steps": 200, "max_errors": 10, "seed": 0, "agent": nobody, "user": nobody}
+    write_results(folder / "results.json", results(env.domain, [run], **info))
+    (verdict,) = rescore(read_results(folder / "results.json"))
+    return verdict

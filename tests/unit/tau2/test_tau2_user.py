@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparring.envs.tau2.transcript import Call, Entry
-from sparring.envs.tau2.user import ModelUser, OpenAIModel, UserSide, side_of
+from sparring.envs.tau2.transcript import Call, Entry, user_view
+from sparring.envs.tau2.user import ModelUser, OpenAIModel, UserSide
 from sparring.errors import ConfigError, EngineError
 from sparring.types import ChatReply, Message, ToolCall
 
@@ -80,7 +80,7 @@ def test_the_user_does_not_see_the_agents_calls() -> None:
         Entry("user", None, (Call("u1", "reboot", {}, "user"),)),
         Entry("tool", "rebooted", call_id="u1", requestor="user"),
     ]
-    assert side_of(entries) == [
+    assert user_view(entries) == [
         Message("user", "Hi!"),
         Message("assistant", "My phone is broken."),
         Message("user", "Reboot it."),
