@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks._report import Row, report
 
-PARTS = ("raw", "gateway", "weights", "numerics", "trainer", "tree", "asynchrony", "gsm8k")
+PARTS = ("raw", "gateway", "weights", "numerics", "trainer", "tree", "gsm8k")
 
 
 def main() -> int:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -58,37 +59,57 @@ def random_model(shape: str, folder: Path | None = None) -> Path:
     return folder
 
 
-def options(*extra: str, environment: dict[str, str] | None = None, **fields: Any) -> ServerOptions:
-    path = {"PYTHONPATH": os.environ.get("SPARRING_SGLANG_PATH", "")}
+def options(*extra: str, **fields: Any) -> ServerOptions:
     return ServerOptions(
         python=os.environ.get("SPARRING_SGLANG_PYTHON", sys.executable),
         extra=extra,
-        environment=path | (environment or {}),
-        **{"memory_fraction": 0.5, **fields},
+        environment={"PYTHONPATH": os.environ.get("SPARRING_SGLANG_PATH", "")},
+        **{"memory_fraction": 0.5, **fields},  # an upper bound: the cache's own size is what `max_running` needs
     )
 
 
+VARIANTS = {
+    "default": options(),
+    "second": options(),
+    "each prompt at once": options(delay_prefill=0.0),
+    "prompts with decoding": options("--enable-mixed-chunk", delay_prefill=0.0),
+    "fp32 head": options(fp32_head=True),
+    "deterministic": options(deterministic=True),
+}
+
+
 @asynccontextmanager
-async def running(
-    model: Path, *servers: ServerOptions, logs: Path, command: tuple[str, ...] | None = None
-) -> AsyncIterator[list[str]]:
-    """The URLs of servers that start side by side; one that does not start leaves an error in place of its URL."""
+async def running(model: Path, *names: str, logs: Path) -> AsyncIterator[dict[str, str]]:
+    """URLs of `VARIANTS` by name: those that `benchmarks.gpu.serve` keeps running, else new ones, side by side.
+
+    One that does not start has "error: ..." in place of its URL.
+    """
+    kept = kept_urls()
     async with AsyncExitStack() as stack:
-        processes = [
-            SGLangServer(model, each, max_length=MAX_LENGTH, log_path=logs / f"server-{i}.log", command=command)
-            for i, each in enumerate(servers)
-        ]
-        for process in processes:
-            stack.push_async_callback(process.stop)
-        started = await asyncio.gather(*(process.start() for process in processes), return_exceptions=True)
-        yield [url if isinstance(url, str) else f"error: {url}" for url in started]
+        processes = {}
+        for name in names:
+            if name not in kept:
+                log = logs / f"server-{name.replace(' ', '-')}.log"
+                processes[name] = SGLangServer(model, VARIANTS[name], max_length=MAX_LENGTH, log_path=log)
+                stack.push_async_callback(processes[name].stop)
+        started = await asyncio.gather(*(each.start() for each in processes.values()), return_exceptions=True)
+        new = {n: u if isinstance(u, str) else f"error: {u}" for n, u in zip(processes, started, strict=True)}
+        yield {name: kept.get(name) or new[name] for name in names}
+
+
+def kept_urls() -> dict[str, str]:
+    """Name and URL of each server in the file SPARRING_BENCH_SERVERS, if there is one."""
+    path = os.environ.get("SPARRING_BENCH_SERVERS")
+    return json.loads(Path(path).read_text()) if path and Path(path).exists() else {}
 
 
 @asynccontextmanager
 async def attached(model: Path, url: str) -> AsyncIterator[SGLangEngine]:
+    """An engine on a server of `running`, which holds the weights of `model` from then on."""
     engine = SGLangEngine(model, url=url, max_length=MAX_LENGTH)
     await engine.start()
     try:
+        await engine.publish(engine.version + 1, model)
         yield engine
     finally:
         await engine.stop()
