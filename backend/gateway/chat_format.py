@@ -65,9 +65,10 @@ class ChatFormat:
         self._closing = closed.rpartition(_MARK)[2]  # '<|im_end|>\n' in ChatML
         prompted = self._render(opening, (), generation_prompt=True)
         self._prefill = THINK if prompted.rstrip().endswith(THINK) else ""
-        ends = {tokenizer.token_to_id(text) for text in control if self._closing.startswith(text)} | set(eos)
+        closers = [text for text in control if self._closing.startswith(text)]
+        ends = {tokenizer.token_to_id(text) for text in closers if text not in parser.inner_ends} | set(eos)
         self.end_ids: tuple[int, ...] = tuple(sorted(id_ for id_ in ends if id_ is not None))
-        self._end_strings = tuple(text for text in control if tokenizer.token_to_id(text) in self.end_ids)
+        self._end_strings = (*closers, *(text for text in control if tokenizer.token_to_id(text) in self.end_ids))
         self.renders_tools = _PROBE_TOOL["function"]["name"] in self._try_render(opening, [_PROBE_TOOL])  # type: ignore[index]
 
     @classmethod

@@ -18,6 +18,7 @@ from sparring.backend.gateway.chat_format import ChatFormat
 from sparring.backend.gateway.continuation import uninterrupted
 from sparring.backend.gateway.export import concat
 from sparring.backend.gateway.formats import Parsed
+from sparring.backend.gateway.formats.think import split_reasoning
 from sparring.backend.gateway.request import ChatRequest, RecordedReply, TextDelta, honoured
 from sparring.backend.gateway.speech import Speech
 from sparring.backend.gateway.tree import ConversationTree, TurnNode
@@ -151,18 +152,17 @@ class Session(ChatClient):
             speech = Speech(self._chat, request.stop)
             async with aclosing(self._sample(prepared)) as chunks:
                 async for chunk in chunks:
-                    if attempts == 1 and (text := speech.hear(chunk.token_ids)):
-                        yield TextDelta(text)
+                    if attempts == 1:
+                        for delta in speech.hear(chunk.token_ids):
+                            yield delta
                     if chunk.completion is None:
                         continue
                     message = self._message(request, chunk.completion)
                     if attempts > 1 and not request.accepts(message):
                         break
                     reply = self._record(prepared, chunk.completion, message)
-                    if message.reasoning:
-                        yield TextDelta(message.reasoning, reasoning=True)
-                    if text := speech.rest(message.content):
-                        yield TextDelta(text)
+                    for delta in speech.rest(message):
+                        yield delta
                     yield reply
                     return
         raise GatewayError(
@@ -306,7 +306,7 @@ class Session(ChatClient):
             text = text.partition(said.stop_string)[0]
         parsed = self._chat.parser.parse(text, request.tools)
         if parsed.calls and request.tool_choice == "none":
-            parsed = Parsed(text, (), None)
+            parsed = Parsed(split_reasoning(text)[1], (), parsed.reasoning)
         calls = tuple(
             ToolCall(call.id or self._call_id(index), call.name, call.arguments)
             for index, call in enumerate(parsed.calls[:1] if request.one_call else parsed.calls)

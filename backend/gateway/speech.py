@@ -1,11 +1,13 @@
-"""An answer while it is being sampled: the content that a stream may already show."""
+"""An answer while it is being sampled: what a stream may already show."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sparring.backend.gateway.chat_format import ChatFormat
 from sparring.backend.gateway.formats.base import held_back
+from sparring.backend.gateway.request import TextDelta
+from sparring.types import Message
 
 __all__ = ["Speech"]
 
@@ -18,17 +20,26 @@ class Speech:
         self._decoder = chat.incremental_decoder()
         self._text = ""
         self._shown = ""
+        self._reasoned = False
 
-    def hear(self, token_ids: Sequence[int]) -> str:
-        """New content after these tokens, often none."""
-        self._text += "".join(self._decoder(id_) for id_ in token_ids)
-        sure = self._chat.parser.settled(self._text)
-        if self._stop:
-            sure = min(sure, held_back(self._text, self._stop))
-        new = self._text[len(self._shown) : sure]
-        self._shown += new
-        return new
+    def hear(self, token_ids: Sequence[int]) -> Iterator[TextDelta]:
+        """What these tokens make sure, often nothing."""
+        new = "".join(self._decoder(id_) for id_ in token_ids)
+        if not new:
+            return
+        self._text += new
+        text = held_back(self._text, self._stop) if self._stop else self._text
+        sure = self._chat.parser.partial(text)
+        yield from self._show(sure.reasoning, sure.content)
 
-    def rest(self, content: str | None) -> str:
-        """What is left to show of the finished message's content."""
-        return (content or "")[len(self._shown) :]
+    def rest(self, message: Message) -> Iterator[TextDelta]:
+        """What is left to show of the finished message."""
+        yield from self._show(message.reasoning, message.content or "")
+
+    def _show(self, reasoning: str | None, content: str) -> Iterator[TextDelta]:
+        if reasoning and not self._reasoned:
+            self._reasoned = True
+            yield TextDelta(reasoning, reasoning=True)
+        if len(content) > len(self._shown):
+            yield TextDelta(content[len(self._shown) :])
+            self._shown = content
