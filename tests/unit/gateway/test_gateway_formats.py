@@ -157,7 +157,10 @@ def test_nothing_that_a_model_says_raises(name):
     tool_format = get_format(name)
 
     @settings(max_examples=1100, deadline=None)
-    @given(text=NOISE | NOISE.map("<think>".__add__) | CALLS.flatmap(lambda calls: _damaged(name, calls)), cuts=st.lists(st.floats(0, 1), max_size=4))
+    @given(
+        text=NOISE | NOISE.map("<think>".__add__) | CALLS.flatmap(lambda calls: _damaged(name, calls)),
+        cuts=st.lists(st.floats(0, 1), max_size=4),
+    )
     def law(text, cuts):
         parsed = tool_format.parse(text, TOOLS)
         for call in parsed.calls:
