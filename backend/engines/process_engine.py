@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Coroutine, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import torch
 
@@ -22,12 +23,24 @@ from sparring.errors import EngineError
 
 __all__ = ["ProcessEngine"]
 
+_T = TypeVar("_T")
+
 _LONGEST_LINE = 1 << 28  # bytes; a status or a completion is far below
 _EXIT_DEADLINE_S = 10.0
 _STATUS_DEADLINE_S = 1.0
 # For glibc: keep freed megabytes instead of giving them back. Else every large intermediate of every step is mapped,
 # zeroed and unmapped anew; attention over the new tokens of a next turn then takes twice the time.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
+
+
+class _Staged:
+    """The weights that lie in the shared memory, as a source: once, and until others are staged."""
+
+    def __init__(self, shared: SharedWeights) -> None:
+        self._shared = shared
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._shared.read()
 
 
 class ProcessEngine(WorkerClient):
@@ -77,7 +90,8 @@ class ProcessEngine(WorkerClient):
         self._threads, self._start_timeout_s = threads, start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: asyncio.Task[None] | None = None
-        self._update: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._staged: _Staged | None = None
 
     @property
     def pid(self) -> int | None:
@@ -148,19 +162,42 @@ class ProcessEngine(WorkerClient):
             await asyncio.gather(self._listener, return_exceptions=True)
         await self._end()
 
+    async def stage_weights(self, version: int, source: WeightSource) -> WeightSource:
+        """Copy tensors into the shared memory; the child goes on sampling from its own."""
+        self._check()
+        if isinstance(source, str | Path):
+            return source
+        return await self._to_the_end(self._stage(source))
+
     async def update_weights(self, version: int, source: WeightSource) -> None:
         self._check()
-        # Shielded: a caller that gives up must not leave the buffer half written for the next one.
-        self._update = asyncio.create_task(self._exchange(version, source))
-        await asyncio.shield(self._update)
+        await self._to_the_end(self._exchange(version, source))
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """A caller that gives up must not leave the buffer half written, or half read, for the next one."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _stage(self, source: Iterable[tuple[str, torch.Tensor]]) -> _Staged:
+        async with self._updating:
+            self._staged = None
+            await asyncio.to_thread(self._shared.write, source)
+            self._staged = _Staged(self._shared)
+            return self._staged
 
     async def _exchange(self, version: int, source: WeightSource) -> None:
+        if not isinstance(source, str | Path | _Staged):
+            source = await self._stage(source)
         async with self._updating:
+            if isinstance(source, _Staged) and source is not self._staged:
+                raise EngineError(
+                    f"the weights staged for version {version} were overwritten by later ones: stage them again"
+                )
             folder = str(source) if isinstance(source, str | Path) else None
-            if not isinstance(source, str | Path):
-                await asyncio.to_thread(self._shared.write, source)
             await self._call({"op": "update", "version": version, "source": folder})
-            self.version = version
+            self.version, self._staged = version, None
 
     def _send(self, command: dict[str, Any]) -> None:
         self._writer.write(json.dumps(command).encode() + b"\n")

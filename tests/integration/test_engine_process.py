@@ -92,6 +92,26 @@ async def test_no_token_is_sampled_from_torn_weights(folder):
             feed = [token]
 
 
+async def test_staged_weights_count_from_their_update_on_and_until_others_are_staged(folder):
+    engine = make(folder)
+    await engine.start()
+    try:
+        greedy = SamplingParams(max_new_tokens=8, temperature=0)
+        before = await engine.generate([1, 2, 3], greedy)
+        staged = await engine.stage_weights(1, make_model(1).named_parameters())
+        meanwhile = await engine.generate([1, 2, 3], greedy)
+        assert (meanwhile.token_ids, meanwhile.policy_versions) == (before.token_ids, [0] * 8)
+        await engine.update_weights(1, staged)
+        after = await engine.generate([1, 2, 3], greedy)
+        assert (after.policy_versions, after.token_ids != before.token_ids) == ([1] * 8, True)
+        staged = await engine.stage_weights(2, make_model(2).named_parameters())
+        await engine.stage_weights(3, make_model(3).named_parameters())
+        with pytest.raises(EngineError, match="stage them again"):
+            await engine.update_weights(2, staged)
+    finally:
+        await engine.stop()
+
+
 async def test_a_dead_child_fails_what_is_pending_and_says_how_it_died(folder):
     engine = make(folder)
     await engine.start()
