@@ -1,6 +1,20 @@
-"""Objectives as pure functions: `load_objective(ObjectiveConfig)` gives an advantage and a loss under one name."""
+"""Objectives as pure functions: `load_objective(name, kwargs)` gives an advantage and a loss under one name.
 
-from sparring.backend.objectives.base import LossInputs, LossOutputs, Objective, Totals
-from sparring.backend.objectives.load import load_objective
+A user's own is built from the same parts: `compose(name, Parts(...), {})`, or an `Objective` from scratch.
+"""
 
-__all__ = ["LossInputs", "LossOutputs", "Objective", "Totals", "load_objective"]
+from sparring.backend.objectives.base import LossInputs, LossOutputs, Metric, Objective, Totals
+from sparring.backend.objectives.compose import Parts, compose
+from sparring.backend.objectives.load import OBJECTIVES, load_objective
+
+__all__ = [
+    "OBJECTIVES",
+    "LossInputs",
+    "LossOutputs",
+    "Metric",
+    "Objective",
+    "Parts",
+    "Totals",
+    "compose",
+    "load_objective",
+]

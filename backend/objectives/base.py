@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparring.types import Group
 
-__all__ = ["Advantage", "Loss", "LossInputs", "LossOutputs", "Metric", "Objective", "Totals"]
+__all__ = ["Advantage", "Credits", "Loss", "LossInputs", "LossOutputs", "Metric", "Objective", "Prepare", "Totals"]
 
 Metric: TypeAlias = "tuple[Tensor, Tensor]"
 """A sum and the count it is over: micro-batches and devices add both, the quotient is what is logged."""
@@ -47,8 +47,10 @@ class LossInputs:
         advantages: A.
         sequence: index 0..n_sequences-1 of the term's sequence; a sequence is never split over micro-batches.
         lags: updates between the weights that sampled the token and the current ones.
-        proximal: log-probability under the weights at the start of the step, where the objective asks for it.
-        reference: log-probability under the reference model, where there is one.
+        proximal: log-probability under the weights at the start of the step, where the objective asks for it. Without,
+            it is log π itself, detached: a step takes one update on its batch.
+        reference: log-probability under the reference model, where the objective has a KL term.
+        step: numbers that `Objective.prepare` took over the whole step.
     """
 
     logprobs: Tensor
@@ -60,6 +62,7 @@ class LossInputs:
     totals: Totals
     proximal: Tensor | None = None
     reference: Tensor | None = None
+    step: Mapping[str, float] = field(default_factory=dict)
 
     def sequence_sum(self, values: Tensor) -> Tensor:
         """(M,) -> (S,)."""
@@ -79,6 +82,7 @@ class LossOutputs:
 
 
 Loss: TypeAlias = "Callable[[LossInputs], LossOutputs]"
+Prepare: TypeAlias = "Callable[[LossInputs], Mapping[str, float]]"
 
 
 @dataclass(frozen=True)
@@ -86,10 +90,19 @@ class Objective:
     """An advantage and a loss under one name.
 
     Attributes:
+        prepare: looks at the whole step at once, before its loss: `logprobs` and `proximal` are then both the
+            log-probabilities under the weights at the start of the step. What it returns is `LossInputs.step`.
         needs_proximal: the trainer computes log-probabilities of the whole step without gradient first.
+        needs_reference: the trainer keeps the initial policy and scores every token with it.
+        reward_kl: subtracted from an episode's reward for each nat of log μ − log reference (k1), summed over it.
+        parts: what the name expands to, for display.
     """
 
     name: str
     advantage: Advantage
     loss: Loss
+    prepare: Prepare | None = None
     needs_proximal: bool = False
+    needs_reference: bool = False
+    reward_kl: float = 0.0
+    parts: Mapping[str, str] = field(default_factory=dict)

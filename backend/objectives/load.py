@@ -1,4 +1,4 @@
-"""An objective by its name in the configuration."""
+"""An objective by its name in the configuration: one of ours, or a function in a file of the user's."""
 
 from __future__ import annotations
 
@@ -7,26 +7,45 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparring.backend.objectives.base import Objective
+from sparring.backend.objectives.cispo import cispo
+from sparring.backend.objectives.dapo import dapo
+from sparring.backend.objectives.decoupled_ppo import decoupled_ppo
 from sparring.backend.objectives.default import default
+from sparring.backend.objectives.dr_grpo import dr_grpo
+from sparring.backend.objectives.gigpo import gigpo
+from sparring.backend.objectives.grpo import grpo
+from sparring.backend.objectives.gspo import gspo
+from sparring.backend.objectives.m2po import m2po
+from sparring.backend.objectives.reinforce_pp import reinforce_pp
+from sparring.backend.objectives.rloo import rloo
+from sparring.backend.objectives.sapo import sapo
 from sparring.errors import ConfigError
+from sparring.plugins import load_attribute
 
 __all__ = ["OBJECTIVES", "load_objective"]
 
-OBJECTIVES: Mapping[str, Callable[..., Objective]] = {"default": default}
+OBJECTIVES: Mapping[str, Callable[..., Objective]] = {
+    make.__name__: make
+    for make in (default, grpo, dr_grpo, dapo, rloo, reinforce_pp, gspo, cispo, sapo, m2po, gigpo, decoupled_ppo)
+}
 
 
 def load_objective(name: str, kwargs: Mapping[str, Any]) -> Objective:
-    """Make the objective `name` with its parameters.
+    """Make the objective `name` with its parameters; 'file.py:function' is a user's, which returns an `Objective`.
 
     Raises:
-        ConfigError: no such objective, or it does not take such a parameter.
+        ConfigError: no such objective, the file has an error, or it does not take such a parameter.
     """
-    make = OBJECTIVES.get(name)
+    make = load_attribute(name, "objective.name") if ":" in name else OBJECTIVES.get(name)
     if make is None:
         near = difflib.get_close_matches(name, OBJECTIVES, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"objective.name={name!r} is unknown: {hint}There are {', '.join(sorted(OBJECTIVES))}")
+        known = ", ".join(OBJECTIVES)
+        raise ConfigError(f"objective.name={name!r} is unknown: {hint}There are {known}, or 'file.py:function'")
     try:
-        return make(**kwargs)
+        objective = make(**kwargs)
     except TypeError as error:
         raise ConfigError(f"objective.kwargs of {name!r}: {error}") from error
+    if not isinstance(objective, Objective):
+        raise ConfigError(f"objective.name={name!r} returned {type(objective).__name__}, not an Objective")
+    return objective

@@ -90,9 +90,15 @@ def make_sample(
 
 
 def loss_inputs(
-    row: PackedRow, scores: Scores, totals: Totals, proximal: torch.Tensor | None = None
+    row: PackedRow,
+    scores: Scores,
+    totals: Totals,
+    *,
+    proximal: torch.Tensor | None = None,
+    reference: torch.Tensor | None = None,
+    step: Mapping[str, float] | None = None,
 ) -> LossInputs:
-    """One micro-batch as the objective sees it. `proximal` is (M,), in the order of the row's terms."""
+    """One micro-batch as the objective sees it. `proximal` and `reference` are (M,), in the order of its terms."""
     return LossInputs(
         logprobs=scores.logprobs,
         behaviour=row.behaviour_logprobs,
@@ -102,6 +108,8 @@ def loss_inputs(
         lags=row.lags,
         totals=totals,
         proximal=proximal,
+        reference=reference,
+        step=step or {},
     )
 
 

@@ -176,7 +176,7 @@ class AgentTrainer(AsyncGRPOTrainer):
 
     def _load_reference(self, model_path: str | Path) -> Any:
         """The policy that the run starts from, frozen, for KL terms."""
-        reference, _ = load_policy(model_path, getattr(torch, self.run_config.trainer.dtype))
+        reference: Any = load_policy(model_path, getattr(torch, self.run_config.trainer.dtype))[0]
         return reference.requires_grad_(False).to(self.args.device)
 
     # ---- the run ----
@@ -359,7 +359,10 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._record = {"step": version + 1, "kind": "step", **stats}
         return step
 
-    def _penalise(self, groups: tuple[Group, ...], stats: dict[str, float]) -> tuple[tuple[Group, ...], dict[str, float]]:
+    def _penalise(
+        self, groups: tuple[Group, ...], stats: dict[str, float]
+    ) -> tuple[tuple[Group, ...], dict[str, float]]:
+        """Put the KL to the reference policy into the rewards, where the objective wants it there."""
         coefficient = self.objective.reward_kl
         if not coefficient:
             return groups, stats

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from sparring.backend.objectives import load_objective
-from sparring.backend.objectives.default import DefaultLoss
+from sparring.backend.objectives.default import default
 from sparring.errors import ConfigError
 
-UNMASKED = DefaultLoss(max_shift=1.0, max_drift=math.inf)
+UNMASKED = default(max_shift=1.0, max_drift=math.inf).loss
 
 
 def test_objectives_4_without_masks_it_has_the_gradient_of_truncated_importance_sampling(kit):
@@ -31,7 +31,7 @@ def test_objectives_4_without_masks_it_has_the_gradient_of_truncated_importance_
 
 def test_objectives_5_all_tokens_masked_gives_loss_0_and_finite_gradients(kit):
     x = kit.make_inputs(advantages=torch.full((18,), -1.0, dtype=torch.float64))
-    loss = DefaultLoss(max_drift=-math.inf)
+    loss = default(max_drift=-math.inf).loss
     out = loss(x)
     assert out.loss == 0
     assert out.metrics["keep_fraction"][0] == 0
@@ -40,7 +40,7 @@ def test_objectives_5_all_tokens_masked_gives_loss_0_and_finite_gradients(kit):
 
 def test_on_policy_it_is_the_policy_gradient(kit):
     x = kit.make_inputs(drift=0.0)
-    torch.testing.assert_close(kit.gradient(DefaultLoss(), x), -x.advantages / x.totals.tokens)
+    torch.testing.assert_close(kit.gradient(default().loss, x), -x.advantages / x.totals.tokens)
 
 
 def test_a_token_pushed_too_far_in_probability_is_kept_out(kit):
@@ -50,7 +50,7 @@ def test_a_token_pushed_too_far_in_probability_is_kept_out(kit):
     x = kit.make_inputs(
         lengths=(2, 2, 1), logprobs=logprobs, behaviour=behaviour, advantages=advantages,
     )  # fmt: skip
-    gradient = kit.gradient(DefaultLoss(max_drift=math.inf), x)
+    gradient = kit.gradient(default(max_drift=math.inf).loss, x)
     # the last ratio is 20, but its probability moved by 0.02 alone: it stays, its weight capped at 2
     expected = -torch.tensor([0.0, 0.9 / 0.8, 0.0, -0.3 / 0.4, 2.0], dtype=torch.float64) / 5
     torch.testing.assert_close(gradient, expected)
@@ -61,7 +61,7 @@ def test_a_sequence_drifted_away_is_dropped_where_its_advantage_is_negative_alon
     logprobs = torch.tensor([-1.5, -1.0, -1.5, -1.0, -1.1, -1.1], dtype=torch.float64, requires_grad=True)
     advantages = torch.tensor([-1.0, -1.0, 1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
     x = kit.make_inputs(lengths=(2, 2, 2), logprobs=logprobs, behaviour=behaviour, advantages=advantages)
-    out = DefaultLoss(max_shift=1.0, max_drift=0.2)(x)
+    out = default(max_shift=1.0, max_drift=0.2).loss(x)
     kept = torch.autograd.grad(out.loss, logprobs)[0] != 0
     assert kept.tolist() == [False, False, True, True, True, True]
     total, count = out.metrics["clip_fraction/dropped_sequence"]
@@ -70,7 +70,7 @@ def test_a_sequence_drifted_away_is_dropped_where_its_advantage_is_negative_alon
 
 def test_rejection_does_not_change_the_normaliser(kit):
     x = kit.make_inputs(drift=0.5)
-    some, all_ = DefaultLoss(max_shift=0.05), UNMASKED
+    some, all_ = default(max_shift=0.05).loss, UNMASKED
     kept = kit.gradient(some, x) != 0
     assert 0 < kept.sum() < len(kept)
     torch.testing.assert_close(kit.gradient(some, x)[kept], kit.gradient(all_, x)[kept])

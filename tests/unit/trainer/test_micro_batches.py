@@ -7,29 +7,42 @@ import torch
 from sparring.backend.objectives import load_objective
 from sparring.backend.objectives.load import OBJECTIVES
 from sparring.backend.trainer.packing import pack, split_rows
+from sparring.backend.trainer.passes import prepare_step, proximal_of, score_rows
 from sparring.backend.trainer.step import loss_inputs, make_step
 
 
 def step_gradients(model, objective, step, budget):
     model.zero_grad()
-    rows = [pack(members) for members in split_rows(step.samples, budget)]
+    members = split_rows(step.samples, budget)
+    rows = [pack(row) for row in members]
+    earlier = score_rows(model, members, torch.device("cpu"))
+    prepared = prepare_step(objective, step, earlier)
     total = 0.0
     for row in rows:
         scores = model(row=row)
-        loss = objective.loss(loss_inputs(row, scores, step.totals)).loss
+        proximal = proximal_of(row, earlier) if objective.needs_proximal else None
+        x = loss_inputs(row, scores, step.totals, proximal=proximal, reference=row.behaviour_logprobs, step=prepared)
+        loss = objective.loss(x).loss
         loss.backward()
         total += loss.item()
     return len(rows), total, {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("name", [n for n in OBJECTIVES if n == "default"])
-def test_objectives_2_any_split_into_micro_batches_gives_the_same_gradient(policy, kit, name):
-    objective = load_objective(name, {})
+VARIANTS = [(name, {}) for name in OBJECTIVES] + [
+    ("decoupled_ppo", {"proximal": "loglinear"}),
+    ("decoupled_ppo", {"corrections": ["icepop", "masked_geometric"]}),
+    ("grpo", {"kl": "k3", "kl_coefficient": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("name", "kwargs"), VARIANTS, ids=lambda v: v if isinstance(v, str) else ",".join(v))
+def test_objectives_2_any_split_into_micro_batches_gives_the_same_gradient(policy, kit, name, kwargs):
+    objective = load_objective(name, kwargs)
     step = make_step(kit.make_groups(np.random.default_rng(3), groups=3), 0, objective)
     n, loss, gradients = step_gradients(policy, objective, step, 10_000)
     assert n == 1
     largest = max(g.abs().max() for g in gradients.values())
-    for budget in (120, 60, 30):
+    for budget in (120, 40):
         n, split_loss, split = step_gradients(policy, objective, step, budget)
         assert n > 1
         assert split_loss == pytest.approx(loss, rel=1e-10)
