@@ -66,8 +66,8 @@ def _generate(model: PreTrainedModel, prompts: list[list[int]], lengths: list[in
     return [row[width : width + length] for row, length in zip(out.tolist(), lengths, strict=True)]
 
 
-async def _groups_by_engine(engine: TorchEngine, prompts: list[list[int]]) -> int:
-    sampling = SamplingParams(max_new_tokens=_NEW, temperature=_TEMPERATURE)
+async def _groups_by_engine(engine: TorchEngine, prompts: list[list[int]], new: int) -> int:
+    sampling = SamplingParams(max_new_tokens=new, temperature=_TEMPERATURE)
     completions = await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in prompts))
     return sum(len(completion.token_ids) for completion in completions)
 
@@ -135,15 +135,20 @@ async def _measure(folder: Path, threads: int, dtype: str, repeats: int) -> list
             for number in range(_EPISODES)
         ]  # fmt: skip
 
-        async def groups_by_generate(prompts: list[list[int]] = prompts) -> int:
-            return sum(map(len, _generate(model, prompts, [_NEW] * len(prompts))))
+        new = _NEW if repeat else 4  # the first round warms both up
+
+        async def by_engine(prompts: list[list[int]] = prompts, new: int = new) -> int:
+            return await _groups_by_engine(engine, prompts, new)
+
+        async def by_generate(prompts: list[list[int]] = prompts, new: int = new) -> int:
+            return sum(map(len, _generate(model, prompts, [new] * len(prompts))))
 
         measured = {
-            "groups": await _tokens_per_s(lambda p=prompts: _groups_by_engine(engine, p)),  # type: ignore[misc]
-            "groups by generate": await _tokens_per_s(groups_by_generate),
+            "groups": await _tokens_per_s(by_engine),
+            "groups by generate": await _tokens_per_s(by_generate),
         }
         if not repeat:
-            continue  # that was to warm both up
+            continue
         before = await engine.stats()
         measured["ragged"] = await _tokens_per_s(lambda e=episodes: _ragged_by_engine(engine, e))  # type: ignore[misc]
         after = await engine.stats()
