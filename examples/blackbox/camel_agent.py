@@ -9,8 +9,10 @@ import sys
 
 from agent import calculate
 from camel.agents import ChatAgent
+from camel.messages import BaseMessage, FunctionCallingMessage
 from camel.models import OpenAICompatibleModel
 from camel.toolkits import FunctionTool
+from camel.types import OpenAIBackendRole, RoleType
 from camel.utils import BaseTokenCounter
 
 
@@ -36,11 +38,27 @@ def calculator(expression: str) -> str:
     return calculate(expression)
 
 
+def remember(agent: ChatAgent, message: dict) -> None:
+    """Put a message of the task's worked example into the agent's memory."""
+    role, text = message["role"], message.get("content") or ""
+    if role == "tool":
+        result = {"func_name": message["name"], "result": text, "tool_call_id": message["tool_call_id"]}
+        said = FunctionCallingMessage("tool", RoleType.ASSISTANT, None, "", **result)
+        agent.update_memory(said, OpenAIBackendRole.FUNCTION)
+    elif role == "assistant":
+        said = BaseMessage("assistant", RoleType.ASSISTANT, {"tool_calls": message.get("tool_calls")}, text)
+        agent.update_memory(said, OpenAIBackendRole.ASSISTANT)
+    else:
+        agent.update_memory(BaseMessage("user", RoleType.USER, None, text), OpenAIBackendRole.USER)
+
+
 def main() -> None:
-    system, *_, question = json.load(sys.stdin)["messages"]
+    system, *examples, question = json.load(sys.stdin)["messages"]
     url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
     model = OpenAICompatibleModel("gpt-4o-mini", url=url, api_key=key, token_counter=RoughCounter())
     agent = ChatAgent(system["content"], model=model, tools=[FunctionTool(calculator)], max_iteration=8)
+    for message in examples:
+        remember(agent, message)
     print(agent.step(question["content"]).msgs[0].content)
 
 
