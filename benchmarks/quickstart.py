@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,12 @@ def main() -> int:
         Row("held-out accuracy before, mean", sum(r["before"]["success"] for r in runs) / len(runs), ""),
         Row("held-out accuracy after, mean", sum(r["after"]["success"] for r in runs) / len(runs), ""),
     ]
-    return report(f"{arguments.config}, {len(runs)} seeds", rows, arguments.json_path, {"runs": runs})
+    kept = [{key: value for key, value in run.items() if key not in ("metrics", "conversation")} for run in runs]
+    return report(f"{arguments.config}, {len(runs)} seeds", rows, arguments.json_path, {"runs": kept})
 
 
-def run(config: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, Any]:
-    """One run in a process of its own; its summary, with the peak memory of its process tree."""
+def run(config: str, seed: int, folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """One run in a process of its own: its summary, the peak memory of its process tree, its steps' metrics."""
     command = [sys.executable, "-m", "sparring.cli", "train", config]
     command += [f"seed={seed}", f"run_dir={folder}/run", *overrides]
     with open(folder / "log", "w") as log:
@@ -63,7 +65,9 @@ def run(config: str, seed: int, folder: Path, overrides: list[str]) -> dict[str,
     if process.returncode != 0:
         sys.exit(f"seed {seed} ended with {process.returncode}:\n" + (folder / "log").read_text()[-3000:])
     summary = json.loads((folder / "run" / "summary.json").read_text())
-    return {**summary, "seed": seed, "peak_gib": peak / 2**30}
+    records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [record for record in records if record["kind"] == "step"]
+    return {**summary, "seed": seed, "peak_gib": peak / 2**30, "metrics": steps}
 
 
 def watch_memory(process: subprocess.Popen[bytes]) -> int:

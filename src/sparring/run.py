@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["train"]
 
-_DEMONSTRATIONS = 512
+_DEMONSTRATIONS = 1024
 _PROBE_TASKS = 8
 
 
