@@ -63,7 +63,8 @@ async def _backend(provider: SandboxProvider) -> Findings:
     process = await asyncio.create_subprocess_exec("bwrap", "--version", stdout=asyncio.subprocess.PIPE)
     version, _ = await asyncio.wait_for(process.communicate(), 10)
     bases = cgroup_bases()
-    limits = f"control groups, version {1 if len(set(bases.values())) > 1 else 2}" if bases else "each process (prlimit)"
+    version_of_groups = 1 if len(set(bases.values())) > 1 else 2
+    limits = f"control groups, version {version_of_groups}" if bases else "prlimit, each process"
     return {
         "version": version.decode().strip(),
         "limits": f"by {limits}",

@@ -13,7 +13,8 @@ CALL = "import sys; from sparring.doctor import doctor; sys.exit(doctor(sys.argv
 
 
 def run_doctor(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", CALL, *arguments], capture_output=True, text=True, timeout=100, env=os.environ | env)
+    command = [sys.executable, "-c", CALL, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=os.environ | env)
 
 
 @pytest.mark.docker
