@@ -286,11 +286,13 @@ class Scheduler:
 
     def _leave(self, request: _Request) -> None:
         self.running.remove(request)
-        assert request.slot is not None
+        slot = request.slot
+        assert slot is not None
         self._tick += 1
-        request.slot.request, request.slot.used = None, self._tick
-        if self._deterministic:  # a later turn must not depend on whether its session was kept
-            request.slot.session_id = None
+        slot.request, slot.used = None, self._tick
+        # Old keys serve nobody; and where numbers must repeat, no turn may depend on whether its session was kept.
+        if self._deterministic or slot.version != self.version:
+            slot.session_id = None
 
     def _seed_of(self, prompt: list[int], sampling: SamplingParams, session_id: str | None) -> int:
         if sampling.seed is not None:

@@ -206,9 +206,9 @@ def _attend_block(block: _Block, query: Tensor, keys: Tensor, values: Tensor) ->
     if block.place is not None:
         packed = packed.new_zeros(block.mask.shape[0], *packed.shape[1:]).index_copy_(0, block.place, packed)
     at = block.slots.new_tensor(block.rows) if block.run is None else block.run
-    scores = (packed @ keys[at][..., : block.view]).unflatten(2, (-1, width))
+    scores = (packed @ keys[..., : block.view][at]).unflatten(2, (-1, width))
     scores += block.mask
-    out = torch.softmax(scores, -1).flatten(2, 3) @ values[at][:, :, : block.view]
+    out = torch.softmax(scores, -1).flatten(2, 3) @ values[:, :, : block.view][at]
     if block.place is not None:
         out = out[block.place]
     out = out.unflatten(2, (-1, width)).permute(0, 3, 1, 2, 4).reshape(-1, query.shape[0], values.shape[-1])

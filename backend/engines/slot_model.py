@@ -39,9 +39,9 @@ class SlotModel:
             EngineError: the folder cannot be loaded, or the architecture is not one whose attention takes our mask.
         """
         self.device, self.dtype = device, dtype
-        model = copy.deepcopy(source) if isinstance(source, PreTrainedModel) else _load(source, dtype)
+        model = _copy(source, dtype) if isinstance(source, PreTrainedModel) else _load(source, dtype)
         _check_architecture(model, max_length)
-        model.to(device=device, dtype=dtype)  # type: ignore[call-arg]  # its decorator loses the signature
+        model.to(device=device)  # type: ignore[call-arg]  # its decorator loses the signature
         self._model = model.eval().requires_grad_(False)
         self.model_type: str = model.config.model_type
         self.vocabulary: int = model.config.get_text_config().vocab_size
@@ -71,31 +71,29 @@ class SlotModel:
             last.append(len(tokens) - 1)
         return self._call(tokens, positions, last, self.cache)
 
-    def check_weights(self, names: Iterable[str]) -> None:
-        """Every parameter once, and none that the model does not have; copies of tied ones may be there or not.
+    @torch.inference_mode()
+    def load_weights(self, source: Iterable[tuple[str, Tensor]]) -> None:
+        """Replace all weights at once, from tensors of any floating type on any device.
+
+        Copies of tied parameters may be among them or not.
 
         Raises:
-            EngineError: naming what is unknown or missing.
+            EngineError: the source fails, a name is unknown or missing, or a shape differs; nothing has changed then.
         """
-        given = set(names)
-        missing = sorted(self.shapes.keys() - given)
-        unknown = sorted(given - self.shapes.keys() - self.tied)
+        try:
+            staged = {name: tensor.detach().to(self.device, self.dtype) for name, tensor in source}
+        except Exception as error:
+            raise EngineError(
+                f"new weights could not be read: {type(error).__name__}: {error}. The old weights stay"
+            ) from error
+        missing = sorted(self.shapes.keys() - staged.keys())
+        unknown = sorted(staged.keys() - self.shapes.keys() - self.tied)
         if missing or unknown:
             raise EngineError(
                 f"new weights do not fit a model of type {self.model_type}: "
                 f"{len(missing)} missing {missing[:3]}, {len(unknown)} unknown {unknown[:3]}; "
                 "names are those of named_parameters() of its AutoModelForCausalLM. The old weights stay"
             )
-
-    @torch.inference_mode()
-    def load_weights(self, source: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace all weights at once, from tensors of any floating type on any device.
-
-        Raises:
-            EngineError: a name is unknown or missing, or a shape differs; nothing has changed then.
-        """
-        staged = {name: tensor.detach().to(self.device, self.dtype) for name, tensor in source}
-        self.check_weights(staged)
         for name, shape in self.shapes.items():
             if tuple(staged[name].shape) != shape:
                 raise EngineError(
@@ -197,6 +195,14 @@ def _slot_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, atte
 
 
 AttentionInterface.register(_ATTENTION, _slot_attention)
+
+
+def _copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """In another type, but for the buffers: rotary frequencies in bfloat16 are off by radians at position 400."""
+    copied = copy.deepcopy(model)
+    for parameter in copied.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return copied
 
 
 def _load(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
