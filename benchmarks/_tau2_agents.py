@@ -3,45 +3,52 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 from sparring.envs.tau2 import GoldAgent, OpenAIModel, Tau2Env
-from sparring.errors import BudgetExhausted
+from sparring.errors import BudgetExhausted, EngineError
 from sparring.types import Message, StopReason, Usage
 
 Say = Callable[[], Awaitable[tuple[Message | None, Usage]]]
 """The agent's next message in one episode, and what it cost; None where the agent's own budget ran out."""
-Agent = Callable[[Tau2Env], Say]
+Agent = Callable[[Tau2Env], AbstractContextManager[Say]]
+"""Plays the agent in one episode, from entering to leaving."""
 
 _REFUSAL = "I am sorry, I cannot help you with that."
 _TOKENS_A_TURN = 256
 
 
-def gold_agent(env: Tau2Env) -> Say:
+@contextmanager
+def gold_agent(env: Tau2Env) -> Iterator[Say]:
     agent = GoldAgent(env.task, solo=env.domain.solo)
 
     async def say() -> tuple[Message, Usage]:
         return agent.next_message(), Usage()
 
-    return say
+    yield say
 
 
-def idle_agent(env: Tau2Env) -> Say:
+@contextmanager
+def idle_agent(env: Tau2Env) -> Iterator[Say]:
     async def say() -> tuple[Message, Usage]:
         return Message("assistant", _REFUSAL), Usage()
 
-    return say
+    yield say
 
 
 def endpoint_agent(model: OpenAIModel) -> Agent:
-    def agent(env: Tau2Env) -> Say:
+    @contextmanager
+    def agent(env: Tau2Env) -> Iterator[Say]:
         async def say() -> tuple[Message, Usage]:
-            reply = await model.chat(env.messages, env.tools)
+            try:
+                reply = await model.chat(env.messages, env.tools)
+            except Exception as error:  # the client has retried already
+                raise EngineError(f"the agent's endpoint failed: {type(error).__name__}: {error}") from error
             return reply.message, reply.usage
 
-        return say
+        yield say
 
     return agent
 
@@ -63,10 +70,10 @@ async def local_agent(
     recorder = Recorder(engine, chat, sampling, max_length=max_length)
     numbers = itertools.count()
 
-    def agent(env: Tau2Env) -> Say:
-        session = recorder.open_session(
-            f"episode-{next(numbers)}", turn_budget=max_turns, token_budget=max_length, evaluation=sampling
-        )
+    @contextmanager
+    def agent(env: Tau2Env) -> Iterator[Say]:
+        name = f"episode-{next(numbers)}"
+        session = recorder.open_session(name, turn_budget=max_turns, token_budget=max_length, evaluation=sampling)
 
         async def say() -> tuple[Message | None, Usage]:
             try:
@@ -76,7 +83,10 @@ async def local_agent(
                 return None, Usage()
             return reply.message, reply.usage
 
-        return say
+        try:
+            yield say
+        finally:
+            recorder.close_session(name)
 
     await engine.start()
     try:

@@ -92,14 +92,14 @@ async def play(
     started = datetime.now()
     try:
         await env.areset(seed=seed, options={"task_id": task_id})
-        say = agent(env)
-        while not env.done:
-            message, usage = await say()
-            if message is None:
-                break
-            spoken = len(env.entries)
-            await env.astep(message)
-            _charge(env, spoken, usage, price)
+        with agent(env) as say:
+            while not env.done:
+                message, usage = await say()
+                if message is None:
+                    break
+                spoken = len(env.entries)
+                await env.astep(message)
+                _charge(env, spoken, usage, price)
     except SparringError as error:
         print(f"{task_id}, trial {trial}: {type(error).__name__}: {error}", flush=True)
         run = simulation(env, started=started, finished=datetime.now(), trial=trial, seed=seed)
