@@ -1,6 +1,7 @@
 """Any sequence of tool calls leaves our copy-on-write world where it leaves upstream's environment.
 
-The calls are gold actions of all tasks of a domain, mixed, some with an argument of another: valid often enough to write.
+The calls are gold actions of all tasks of a domain, mixed, some with an argument of another: often enough they are
+valid, and write.
 """
 
 from __future__ import annotations
