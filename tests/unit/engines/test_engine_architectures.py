@@ -50,11 +50,9 @@ ACCEPTED = {
 }
 
 
-def load(model, max_length=64) -> SlotModel:
+def load(model, max_length=64, dtype=torch.float32) -> SlotModel:
     torch.manual_seed(0)
-    return SlotModel(
-        model, slots=2, rows=2, max_length=max_length, dtype=torch.float32, device=torch.device("cpu")
-    )
+    return SlotModel(model, slots=2, rows=2, max_length=max_length, dtype=dtype, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -66,6 +64,16 @@ def test_an_attention_that_is_more_than_a_mask_is_refused_by_name(kind):
 @pytest.mark.parametrize("kind", ACCEPTED)
 def test_others_pass_the_probe_at_the_start(kind):
     assert load(ACCEPTED[kind]()).cache.keys.shape[0] == 2
+
+
+@pytest.mark.parametrize("from_folder", [True, False])
+def test_rotary_frequencies_stay_float32(make_model, tmp_path, from_folder):
+    """In bfloat16 they are off by radians at position 400."""
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path if from_folder else model, dtype=torch.bfloat16)._model
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in loaded.buffers()} == {torch.float32}
 
 
 def test_a_context_beyond_the_model_s_is_an_error(make_model):
