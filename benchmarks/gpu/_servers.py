@@ -75,6 +75,8 @@ VARIANTS = {
     "prompts with decoding": options("--enable-mixed-chunk", delay_prefill=0.0),
     "fp32 head": options(fp32_head=True),
     "deterministic": options(deterministic=True),
+    "qwen3-0.6b": options("--skip-tokenizer-init", max_running=256),  # random weights, no tokenizer
+    "qwen3-1.7b": options("--skip-tokenizer-init", max_running=256),
 }
 
 
@@ -98,9 +100,12 @@ async def running(model: Path, *names: str, logs: Path) -> AsyncIterator[dict[st
 
 
 def kept_urls() -> dict[str, str]:
-    """Name and URL of each server in the file SPARRING_BENCH_SERVERS, if there is one."""
-    path = os.environ.get("SPARRING_BENCH_SERVERS")
-    return json.loads(Path(path).read_text()) if path and Path(path).exists() else {}
+    """Name and URL of each server that the files in the folder SPARRING_BENCH_SERVERS name, if there is one."""
+    folder = Path(os.environ.get("SPARRING_BENCH_SERVERS") or "/nowhere")
+    found: dict[str, str] = {}
+    for file in sorted(folder.glob("*.json")):
+        found |= json.loads(file.read_text())
+    return found
 
 
 @asynccontextmanager

@@ -1,6 +1,8 @@
 """Start some of the benchmarks' servers and keep them running, so that parts do not wait for them one by one.
 
-    python -m benchmarks.gpu.serve FOLDER FILE "default" "second"       # FILE gets their URLs; SPARRING_BENCH_SERVERS
+    python -m benchmarks.gpu.serve FOLDER FILE "default" "second"
+
+FILE, in the folder SPARRING_BENCH_SERVERS, gets their URLs.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks._report import Row
 from benchmarks.gpu._load import closed_loop
-from benchmarks.gpu._servers import MAX_LENGTH, attached, options, random_model
+from benchmarks.gpu._servers import attached, random_model, running
 from sparring.backend.engines.base import SamplingParams
-from sparring.backend.engines.sglang import SGLangEngine, SGLangServer
+from sparring.backend.engines.sglang import SGLangEngine
 
 SHAPES = {"qwen3-0.6b": 0.070, "qwen3-1.7b": 0.150}
 CONCURRENCY = 256
@@ -34,9 +34,10 @@ async def _measure(out: Path) -> tuple[list[Row], dict[str, Any]]:
     models = {shape: random_model(shape) for shape in SHAPES}
     # Side by side they start in the time of one; each is measured alone.
     async with AsyncExitStack() as stack:
-        urls = await asyncio.gather(*(_serve(stack, models[shape], out / f"{shape}.log") for shape in SHAPES))
-        for (shape, bound), url in zip(SHAPES.items(), urls, strict=True):
-            async with attached(models[shape], url) as engine:
+        entered = (stack.enter_async_context(running(models[shape], shape, logs=out)) for shape in SHAPES)
+        urls = {name: url for each in await asyncio.gather(*entered) for name, url in each.items()}
+        for shape, bound in SHAPES.items():
+            async with attached(models[shape], urls[shape]) as engine:
                 found = await _one(engine, models[shape])
             details[shape] = found
             kept = found["with_updates"] / found["without"]
@@ -49,12 +50,6 @@ async def _measure(out: Path) -> tuple[list[Row], dict[str, Any]]:
             ]
             print(found, flush=True)
     return rows, details
-
-
-async def _serve(stack: AsyncExitStack, model: Path, log: Path) -> str:
-    server = SGLangServer(model, options("--skip-tokenizer-init"), max_length=MAX_LENGTH, log_path=log)
-    stack.push_async_callback(server.stop)
-    return await server.start()
 
 
 async def _one(engine: SGLangEngine, folder: Path) -> dict[str, Any]:
