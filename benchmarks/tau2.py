@@ -33,7 +33,7 @@ from benchmarks._tau2_agents import Agent, endpoint_agent, gold_agent, idle_agen
 from sparring.envs.tau2 import OpenAIModel, Tau2Env
 from sparring.envs.tau2.domain import DOMAINS
 from sparring.envs.tau2.results import read_results, rescore, results, simulation, write_results
-from sparring.errors import SparringError
+from sparring.errors import EngineError, GatewayError
 from sparring.evaluation import wilson_interval
 from sparring.types import Usage
 
@@ -89,7 +89,7 @@ async def play(
     env: Tau2Env, agent: Agent, task_id: str, trial: int, seed: int, price: Sequence[float] | None
 ) -> dict[str, Any]:
     """One conversation. A failure of the infrastructure is written down as such."""
-    started = datetime.now()
+    started, failed = datetime.now(), False
     try:
         await env.areset(seed=seed, options={"task_id": task_id})
         with agent(env) as say:
@@ -100,11 +100,13 @@ async def play(
                 spoken = len(env.entries)
                 await env.astep(message)
                 _charge(env, spoken, usage, price)
-    except SparringError as error:
+    except (EngineError, GatewayError) as error:
         print(f"{task_id}, trial {trial}: {type(error).__name__}: {error}", flush=True)
-        run = simulation(env, started=started, finished=datetime.now(), trial=trial, seed=seed)
-        return {**run, "skipped": True}
-    return simulation(env, started=started, finished=datetime.now(), trial=trial, seed=seed)
+        failed = True
+    agent_failed = failed and env.failure is None
+    return simulation(
+        env, started=started, finished=datetime.now(), trial=trial, seed=seed, agent_failed=agent_failed
+    )  # fmt: skip
 
 
 def _charge(env: Tau2Env, spoken: int, usage: Usage, price: Sequence[float] | None) -> None:
@@ -121,12 +123,15 @@ def _charge(env: Tau2Env, spoken: int, usage: Usage, price: Sequence[float] | No
 
 def _info(arguments: argparse.Namespace, env: Tau2Env) -> dict[str, Any]:
     agent_args = {"temperature": arguments.temperature, "base_url": arguments.base_url} if arguments.model else None
+    implementation = "llm_agent" if arguments.model else arguments.agent  # upstream's names, where it has one
+    if arguments.solo:
+        implementation += "_solo"
     return {
         "num_trials": arguments.trials,
         "max_steps": env.max_steps,
         "max_errors": env.max_errors,
         "seed": arguments.seed,
-        "agent": {"implementation": arguments.agent, "llm": arguments.model, "llm_args": agent_args},
+        "agent": {"implementation": implementation, "llm": arguments.model, "llm_args": agent_args},
         "user": {
             "implementation": "scripted" if arguments.user == "scripted" else "user_simulator",
             "llm": None if arguments.user == "scripted" else arguments.user,

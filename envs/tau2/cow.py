@@ -64,8 +64,11 @@ def _any_mutable(values: Iterable[Any]) -> bool:
 
 
 class CowDict(dict[Any, Any]):
-    """A dictionary that forks a value when it is first handed out by key. `touched`: keys that may differ from the
-    origin."""
+    """A dictionary that forks a value when it is first handed out by key.
+
+    Attributes:
+        touched: the keys where it may differ from its origin.
+    """
 
     __slots__ = ("touched",)
 

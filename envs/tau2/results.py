@@ -1,5 +1,4 @@
-"""Upstream's results files: written so that upstream's viewer and evaluators read them, and read back to be scored
-again."""
+"""Upstream's results files: written for its viewer and evaluators to read, and read back to be scored again."""
 
 from __future__ import annotations
 
@@ -20,16 +19,26 @@ __all__ = ["read_results", "rescore", "results", "simulation", "write_results"]
 
 
 def simulation(
-    env: Tau2Env, *, started: datetime, finished: datetime, trial: int = 0, seed: int | None = None
+    env: Tau2Env,
+    *,
+    started: datetime,
+    finished: datetime,
+    trial: int = 0,
+    seed: int | None = None,
+    agent_failed: bool = False,
 ) -> dict[str, Any]:
     """The finished episode of `env` as upstream's `SimulationRun`, in JSON form.
 
-    Costs are sums over the entries that have one; None where any message of that side has none.
+    Costs are sums over the messages of a side; None where one of them has none. An episode whose infrastructure failed,
+    the agent's or the user's, is marked as skipped, which is what upstream calls it.
+
+    Raises:
+        TaskError: the conversation is not over.
     """
-    if env.verdict is None and not env.done:
+    if not (env.done or agent_failed):
         raise TaskError(f"the conversation about {env.task_id} is not over: it cannot be written yet")
     upstream_id = env.task_id.partition("/")[2]
-    failed = env.failure is not None
+    reason = "agent_error" if agent_failed else "user_error" if env.failure else env.report()["termination_reason"]
     return {
         "id": f"{upstream_id}_{trial}_{env.episode_seed}",
         "task_id": upstream_id,
@@ -37,14 +46,14 @@ def simulation(
         "start_time": started.isoformat(),
         "end_time": finished.isoformat(),
         "duration": (finished - started).total_seconds(),
-        "termination_reason": "user_error" if failed else env.report()["termination_reason"],
+        "termination_reason": reason,
         "agent_cost": _cost(env.entries, "assistant"),
         "user_cost": _cost(env.entries, "user"),
-        "reward_info": _reward_info(env.task, env.verdict or premature("max_steps")),
+        "reward_info": _reward_info(env.task, env.verdict or premature(reason)),
         "messages": list(_messages(env.entries, started)),
         "trial": trial,
         "seed": seed,
-        "skipped": failed,
+        "skipped": agent_failed or env.failure is not None,
     }
 
 
@@ -109,7 +118,7 @@ def results(domain: Domain, simulations: Iterable[Mapping[str, Any]], **info: An
 
     Args:
         info: `num_trials`, `max_steps`, `max_errors`, `seed`, and `agent` and `user`, each a mapping with
-            `implementation`, `llm` and `llm_args`.
+            `implementation`, `llm` and `llm_args`. An implementation whose name ends in "solo" plays without a user.
     """
     simulations = list(simulations)
     tasks = [domain.task(task_id) for task_id in dict.fromkeys(run["task_id"] for run in simulations)]
@@ -122,14 +131,12 @@ def results(domain: Domain, simulations: Iterable[Mapping[str, Any]], **info: An
             "max_errors": info["max_errors"],
             "user_info": {"global_simulation_guidelines": None, **info["user"]},
             "agent_info": info["agent"],
-            "environment_info": {
-                "domain_name": domain.name, "policy": domain.environment.get_policy(), "tool_defs": None
-            },
+            "environment_info": {"domain_name": domain.name, "policy": domain.environment.get_policy()},
             "seed": info["seed"],
         },
         "tasks": [task.model_dump(mode="json") for task in tasks],
         "simulations": simulations,
-    }  # fmt: skip
+    }
 
 
 def write_results(path: str | Path, document: Mapping[str, Any]) -> None:
@@ -162,7 +169,8 @@ def rescore(read: Any) -> list[Verdict]:
     Upstream replays each tool call, and ends with a ValueError where a tool now answers otherwise than the file says;
     such a simulation has `error` set.
     """
-    domain = load_domain(read.info.environment_info.domain_name)
+    name = read.info.environment_info.domain_name.removesuffix("-workflow")  # telecom under another policy
+    domain = load_domain(name, solo=read.info.agent_info.implementation.endswith("solo"))
     tasks = {task.id: task for task in read.tasks}
     return [_rescored(domain, tasks[run.task_id], run) for run in read.simulations]
 

@@ -21,7 +21,6 @@ from sparring.types import ChatReply, Message, ToolCall, Usage
 
 __all__ = ["STOP_WORDS", "ChatModel", "ModelUser", "OpenAIModel", "User", "UserSide"]
 
-
 STOP_WORDS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")  # in a text of the user, they end the conversation
 
 
@@ -73,9 +72,12 @@ class ModelUser:
             EngineError: the model failed, was too slow, or gave nothing that can be used.
         """
         conversation = [Message("system", side.system), *side.messages]
+        chat = self._model.chat
+        if isinstance(self._model, OpenAIModel):
+            chat = partial(self._model.chat, seed=side.seed)
         for _ in range(self._attempts):
             try:
-                reply = await asyncio.wait_for(self._model.chat(conversation, side.tools), self._timeout_s)
+                reply = await asyncio.wait_for(chat(conversation, side.tools), self._timeout_s)
             except TimeoutError as error:
                 raise EngineError(
                     f"the user simulator did not answer within {self._timeout_s:g} s; is its endpoint overloaded?"
@@ -109,7 +111,7 @@ class OpenAIModel:
 
     Args:
         api_key_env: the environment variable with the key, so that no key stands in a configuration file.
-        more: further request fields, such as `max_tokens` or `seed`.
+        more: further request fields, such as `max_tokens`.
     """
 
     def __init__(
@@ -120,6 +122,8 @@ class OpenAIModel:
             from openai import AsyncOpenAI
         except ImportError as error:
             raise ConfigError("a model as the user needs the openai client: pip install 'sparring[gateway]'") from error
+        if "api_key" in more:
+            raise ConfigError("put the key into an environment variable and name it by api_key_env")
         self.name = model
         key = os.environ.get(api_key_env)
         if key is None and base_url is None:
@@ -129,9 +133,13 @@ class OpenAIModel:
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
         self._fields = {"temperature": temperature, **more}
 
-    async def chat(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> ChatReply:
+    async def chat(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, seed: int | None = None
+    ) -> ChatReply:
         """One chat completion. Raises what the client raises."""
         fields: dict[str, Any] = dict(self._fields)
+        if seed is not None:
+            fields.setdefault("seed", seed)
         if tools:
             fields |= {"tools": list(tools), "tool_choice": "auto"}
         conversation: list[Any] = [message.to_openai() for message in messages]

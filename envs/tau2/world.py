@@ -61,8 +61,7 @@ class World:
         return hashlib.sha256(f"{self._seed} {self._drawn}".encode()).digest()[:16]
 
     def replay_gold(self, actions: Any) -> None:
-        """Take the gold actions as upstream's evaluator does: an action that fails is passed over, nothing is
-        synchronised."""
+        """Take the gold actions as upstream's evaluator does: without synchronising, and past those that fail."""
         token = _drawing.set(self)
         try:
             for action in actions:
@@ -101,10 +100,8 @@ def same_state(one: World, other: World) -> bool:
 
     Both worlds must be forks of the same starting state: what neither has touched is not looked at.
     """
-    return all(
-        _same_database(getattr(one.environment, side), getattr(other.environment, side)) for side in ("tools",
-        "user_tools")
-    )
+    sides = ("tools", "user_tools")
+    return all(_same_database(getattr(one.environment, side), getattr(other.environment, side)) for side in sides)
 
 
 def _same_database(kit: Any, other: Any) -> bool:

@@ -34,6 +34,7 @@ def golden(domain: str) -> dict[str, dict[str, Any]]:
     return document["verdicts"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_the_golden_files_hold_every_task(domain: str) -> None:
     expected = golden(domain)

@@ -152,3 +152,20 @@ def test_the_benchmark_scores_gold_and_nothing_resumes_and_scores_again(tmp_path
     nothing = benchmark("--domain", "airline,telecom", "--agent", "nop", "--out", str(tmp_path / "nop"))
     assert "0.380 [0.259, 0.518]" in nothing  # 19 of 50
     assert "0.000 [0.000, 0.033]" in nothing
+
+
+@pytest.mark.slow
+def test_solo_conversations_score_again_too(tmp_path: Path) -> None:
+    benchmark("--domain", "telecom", "--agent", "gold", "--solo", "--out", str(tmp_path), "--tasks", "20")
+    assert "20 conversations scored again, 0 rewards differ" in benchmark("--rescore", str(tmp_path / "telecom.json"))
+
+
+@pytest.mark.slow
+def test_an_agent_whose_endpoint_is_gone_counts_in_no_score_and_is_played_again(tmp_path: Path) -> None:
+    command = ["--domain", "mock", "--model", "any", "--base-url", "http://127.0.0.1:9/v1", "--tasks", "1"]
+    table = benchmark(*command, "--out", str(tmp_path))
+    assert "the agent's endpoint failed: APIConnectionError" in table
+    (run,) = json.loads((tmp_path / "mock.json").read_text())["simulations"]
+    assert (run["skipped"], run["termination_reason"], run["reward_info"]["reward"]) == (True, "agent_error", 0.0)
+    assert "0 conversations" not in table
+    assert "the agent's endpoint failed" in benchmark(*command, "--out", str(tmp_path))
