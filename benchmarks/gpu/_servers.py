@@ -68,6 +68,8 @@ def options(*extra: str, **fields: Any) -> ServerOptions:
     )
 
 
+# Random weights have no tokenizer; a cache of 131,072 tokens is 15 GB in these shapes.
+_RANDOM = ("--skip-tokenizer-init", "--max-total-tokens", "131072")
 VARIANTS = {
     "default": options(),
     "second": options(),
@@ -75,8 +77,7 @@ VARIANTS = {
     "prompts with decoding": options("--enable-mixed-chunk", delay_prefill=0.0),
     "fp32 head": options(fp32_head=True),
     "deterministic": options(deterministic=True),
-    "qwen3-0.6b": options("--skip-tokenizer-init", max_running=256),  # random weights, no tokenizer
-    "qwen3-1.7b": options("--skip-tokenizer-init", max_running=256),
+    **{shape: options(*_RANDOM, max_running=256) for shape in ("qwen3-0.6b", "qwen3-1.7b")},
 }
 
 
