@@ -12,8 +12,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 _HEAD = """# Measured
-Written by `python -m benchmarks.render` from the files in `benchmarks/results`, each of which the named command wrote on
-the named day. Ratios are of two programs side by side in one run; absolute times are those of the machine named.
+Written by `python -m benchmarks.render` from the files in `benchmarks/results`, each of which the named command wrote
+on the named day. Ratios are of two programs side by side in one run; absolute times are those of the machine named.
 """
 
 

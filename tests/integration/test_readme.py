@@ -1,0 +1,53 @@
+"""What the README shows runs as it stands there."""
+
+import re
+import runpy
+from pathlib import Path
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from sparring.backend.objectives import load_objective
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
+
+
+def block(marker: str) -> str:
+    (found,) = [text for text in BLOCKS if marker in text]
+    return found
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(marker: str, name: str) -> Path:
+        path = tmp_path / name
+        path.write_text(block(marker))
+        return path
+
+    return write
+
+
+def test_the_first_program_makes_an_environment_and_steps_it(written, capsys):
+    runpy.run_path(str(written("env.reset(seed=0)", "step.py")))
+    printed = capsys.readouterr().out
+    assert "calculator" in printed
+    assert "33" in printed
+    assert "'exact'" in printed
+
+
+def test_the_environment_of_the_readme_is_a_whole_one(written):
+    runpy.run_path(str(written("class GuessNumber", "my_env.py")))
+    check_env(gymnasium.make("mine/GuessNumber-v0", disable_env_checker=True).unwrapped, skip_render_check=True)
+    env = gymnasium.make("mine/GuessNumber-v0")
+    env.reset(seed=3)
+    observation, *_ = env.step('<tool_call>{"name": "is_larger", "arguments": {"than": 0}}</tool_call>')
+    assert observation == "yes"
+    observation, reward, terminated, *_ = env.step("It is 0")
+    assert (observation, reward, terminated) == ("No. Go on.", 0.0, False)
+
+
+def test_the_objective_of_the_readme_loads(written):
+    path = written("def success_only", "my_objective.py")
+    assert load_objective(f"{path}:success_only", {"cap": 3.0}).name == "success_only"
