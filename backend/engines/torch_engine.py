@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchEngine"]
 
+_STOP_DEADLINE_S = 60.0
+
 
 class TorchEngine(WorkerClient):
     """Samples in a thread of this process, which a trainer in the same process shares the interpreter's lock with.
@@ -87,14 +89,15 @@ class TorchEngine(WorkerClient):
         self._thread.start()
 
     async def stop(self) -> None:
-        if self._thread is None or self._failure is not None:
+        if self._thread is None:
             return
-        try:
-            await self._call({"op": "stop"}, deadline_s=60)
-        except EngineError:
-            pass  # it died first, or hangs: a daemon thread goes with the process
+        if self._failure is None:
+            try:
+                await self._call({"op": "stop"}, deadline_s=_STOP_DEADLINE_S)
+            except EngineError:
+                pass  # it died first, or hangs: a daemon thread goes with the process
         self._die("the engine was stopped")
-        await asyncio.to_thread(self._thread.join, 60)
+        await asyncio.to_thread(self._thread.join, 1)
         self._thread = self._worker = None
 
     async def update_weights(self, version: int, source: WeightSource) -> None:

@@ -154,6 +154,48 @@ async def test_each_token_is_scored_under_the_version_recorded_for_it(start, mak
         assert completion.logprobs == pytest.approx(full_forward(models, prompt, completion), abs=2e-5)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+async def test_every_completion_of_a_storm_matches_a_full_forward(start, make_model, full_forward, seed):
+    """Joins, next turns, cancels, pauses and updates at random moments, with too few slots for all of it."""
+    rng = random.Random(seed)
+    models = {version: make_model(seed=version) for version in range(4)}
+    engine = await start(models[0], slots=3, kept_sessions=1)
+    shared = [rng.randrange(96) for _ in range(25)]
+    checked = 0
+
+    async def episode(number: int) -> None:
+        nonlocal checked
+        prompt = shared[: rng.randint(1, 25)] + [rng.randrange(96) for _ in range(rng.randint(0, 3))]
+        for _ in range(3):
+            request = asyncio.ensure_future(
+                engine.generate(prompt, SamplingParams(max_new_tokens=rng.randint(1, 9)), session_id=str(number))
+            )
+            if rng.random() < 0.2:
+                for _ in range(rng.randint(1, 4)):
+                    await engine.health()
+                request.cancel()
+                await asyncio.gather(request, return_exceptions=True)
+                continue
+            completion = await request
+            assert completion.logprobs == pytest.approx(full_forward(models, prompt, completion), abs=3e-5)
+            checked += 1
+            prompt = prompt + completion.token_ids + [rng.randrange(96)]
+        await engine.release(str(number))
+
+    async def updates() -> None:
+        for version in (1, 2, 3):
+            for _ in range(rng.randint(3, 12)):
+                await engine.health()
+            await engine.pause()
+            await engine.update_weights(version, models[version].named_parameters())
+            await engine.resume()
+
+    await asyncio.gather(updates(), *(episode(number) for number in range(12)))
+    health = await engine.health()
+    assert (health.running, health.waiting) == (0, 0)
+    assert checked > 15
+
+
 async def test_old_keys_serve_no_new_request(start, make_model, full_forward):
     models = {version: make_model(seed=version) for version in range(2)}
     engine = await start(models[0])
