@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -70,6 +71,10 @@ async def _groups_by_engine(engine: TorchEngine, prompts: list[list[int]], new: 
     sampling = SamplingParams(max_new_tokens=new, temperature=_TEMPERATURE)
     completions = await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in prompts))
     return sum(len(completion.token_ids) for completion in completions)
+
+
+async def _groups_by_generate(model: PreTrainedModel, prompts: list[list[int]], new: int) -> int:
+    return sum(map(len, _generate(model, prompts, [new] * len(prompts))))
 
 
 async def _ragged_by_engine(engine: TorchEngine, episodes: list[_Episode]) -> int:
@@ -137,23 +142,17 @@ async def _measure(folder: Path, threads: int, dtype: str, repeats: int) -> list
 
         new = _NEW if repeat else 4  # the first round warms both up
 
-        async def by_engine(prompts: list[list[int]] = prompts, new: int = new) -> int:
-            return await _groups_by_engine(engine, prompts, new)
-
-        async def by_generate(prompts: list[list[int]] = prompts, new: int = new) -> int:
-            return sum(map(len, _generate(model, prompts, [new] * len(prompts))))
-
         measured = {
-            "groups": await _tokens_per_s(by_engine),
-            "groups by generate": await _tokens_per_s(by_generate),
+            "groups": await _tokens_per_s(partial(_groups_by_engine, engine, prompts, new)),
+            "groups by generate": await _tokens_per_s(partial(_groups_by_generate, model, prompts, new)),
         }
         if not repeat:
             continue
         before = await engine.stats()
-        measured["ragged"] = await _tokens_per_s(lambda e=episodes: _ragged_by_engine(engine, e))  # type: ignore[misc]
+        measured["ragged"] = await _tokens_per_s(partial(_ragged_by_engine, engine, episodes))
         after = await engine.stats()
         measured["occupancy"] = (after["occupied_rows"] - before["occupied_rows"]) / (after["steps"] - before["steps"])
-        measured["ragged by generate"] = await _tokens_per_s(lambda e=episodes: _ragged_by_generate(model, e))  # type: ignore[misc]
+        measured["ragged by generate"] = await _tokens_per_s(partial(_ragged_by_generate, model, episodes))
         for name, value in measured.items():
             speeds[name].append(value)
     await engine.stop()
