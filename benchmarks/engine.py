@@ -181,9 +181,7 @@ def main() -> int:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    rows = asyncio.run(
-        _measure(resolve_model("smollm2"), arguments.threads, arguments.dtype, arguments.repeats)
-    )
+    rows = asyncio.run(_measure(resolve_model("smollm2"), arguments.threads, arguments.dtype, arguments.repeats))
     title = f"Embedded engine, SmolLM2-135M, {arguments.dtype}, {arguments.threads} thread(s)"
     return report(title, rows, arguments.json, vars(arguments))
 
