@@ -48,6 +48,7 @@ async def written(path: Path, domain: str, count: int) -> Any:
 async def test_upstreams_evaluator_agrees_with_what_we_wrote(tmp_path: Path, domain: str, count: int) -> None:
     from tau2.evaluator.evaluator import EvaluationType, evaluate_simulation
     from tau2.metrics.agent_metrics import compute_metrics
+    from tau2.utils.display import ConsoleDisplay
 
     read = await written(tmp_path / "results.json", domain, count)
     tasks = {task.id: task for task in read.tasks}
@@ -66,6 +67,7 @@ async def test_upstreams_evaluator_agrees_with_what_we_wrote(tmp_path: Path, dom
         assert said[0] == said[1]
     solved = sum(run.reward_info.reward for run in read.simulations)
     assert compute_metrics(read).pass_hat_ks[1] == pytest.approx(solved / count)
+    ConsoleDisplay.display_simulation(read.simulations[0], show_details=True)  # upstream's viewer
 
 
 @pytest.mark.parametrize("domain", ["mock", "retail", "telecom"])
