@@ -4,7 +4,8 @@ Its HTTP face is `sparring.backend.gateway.http.GatewayServer`.
 """
 
 from sparring.backend.gateway.chat_format import ChatFormat
+from sparring.backend.gateway.endpoint import Endpoint
 from sparring.backend.gateway.recorder import Recorder
 from sparring.backend.gateway.session import Session, SessionRecord
 
-__all__ = ["ChatFormat", "Recorder", "Session", "SessionRecord"]
+__all__ = ["ChatFormat", "Endpoint", "Recorder", "Session", "SessionRecord"]

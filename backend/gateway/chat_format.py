@@ -230,6 +230,10 @@ class ChatFormat:
             ),
         )
 
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a text that is no message: special tokens in it are special tokens."""
+        return self._encode(text)
+
     def _encode(self, text: str) -> list[int]:
         pieces = text.split(_SPLIT)
         try:
