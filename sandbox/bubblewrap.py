@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from sparring.errors import ConfigError, SandboxError
 from sparring.sandbox.cgroup import ControlGroup, reap_cgroups
-from sparring.sandbox.core import MIB, Sandbox, SandboxSpec
+from sparring.sandbox.core import MIB, Sandbox, SandboxSpec, in_folder
 from sparring.sandbox.overlay import Overlay, OverlayPlan
 from sparring.sandbox.process import HostProcess, OnOutput
 from sparring.sandbox.provider import SandboxProvider
@@ -153,9 +153,6 @@ class BubblewrapSandbox(Sandbox):
             raise SandboxError(f"a bubblewrap sandbox has the users root and 1000, not {user!r}")
         if timeout_s is not None:
             argv = ["timeout", "-k", "0.5", f"{timeout_s:g}", *argv]
-        if cwd:
-            # Not bwrap's --chdir: a folder that is not there is the command's failure, not the sandbox's.
-            argv = ["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh", cwd, *argv]
         uid = "0" if user in ("root", "0") else "1000"
         variables = _ENV | dict(self.spec.env) | dict(env or {})
         groups = " ".join(map(str, self._group.folders)) if self._group else ""
@@ -176,7 +173,7 @@ class BubblewrapSandbox(Sandbox):
             *(_bind_host_etc() if self._lower == "/usr" else ()),
             *("--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
             *("--json-status-fd", str(said), *(("--seccomp", str(pass_fds[1])) if self._seccomp is not None else ())),
-            *("--chdir", self.workdir, "--", *argv),
+            *("--chdir", self.workdir, "--", *in_folder(cwd, argv)),
         ]
         try:
             process = await _BubblewrapProcess.spawn(
@@ -190,7 +187,7 @@ class BubblewrapSandbox(Sandbox):
             for descriptor in pass_fds:
                 os.close(descriptor)
         self._processes.add(process)
-        process.finished.add_done_callback(lambda _: self._processes.discard(process))
+        process.on_finished(self._processes.discard)
         return process
 
     def _prlimit(self) -> list[str]:

@@ -128,6 +128,11 @@ def check_env(env: Mapping[str, str], error: type[SandboxError] | type[ConfigErr
             raise error(f"environment variable {name!r} has a bad name, or a NUL byte or lone surrogate in its value")
 
 
+def in_folder(cwd: str | None, argv: Sequence[str]) -> Sequence[str]:
+    """`argv` run in `cwd`, relative to the work folder; one that is not there fails the command, not the sandbox."""
+    return ["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh", cwd, *argv] if cwd else argv
+
+
 class Sandbox(ABC):
     """A place where untrusted code runs. Started once, used by one episode, stopped; `async with` does both ends.
 
@@ -142,7 +147,7 @@ class Sandbox(ABC):
         self.spec = spec
         self.id = uuid.uuid4().hex[:12]
         self._sessions: list[ShellSession] = []
-        self._started = self._stopped = False
+        self._started = False
         self._oom_kills_seen = 0
         self.on_gone: Callable[[Sandbox], object] = lambda _: None
 
@@ -174,7 +179,6 @@ class Sandbox(ABC):
 
     async def stop(self) -> None:
         """End every process and remove everything. Idempotent; never raises for a sandbox that is already gone."""
-        self._stopped = True
         if await self._stop():
             self.on_gone(self)
 
@@ -441,7 +445,6 @@ class Sandbox(ABC):
             # Cancelled, or killed without an end so far: ending goes on without the caller, who may call again.
             if not process.finished.done():
                 process.kill()
-                process.finished.add_done_callback(_consume)
         duration_s = loop.time() - started
         if killed and duration_s < timeout_s:
             raise SandboxError(f"{self}: starting a command took {started - called:.1f} s of its {timeout_s} s")
@@ -476,8 +479,3 @@ def _encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _consume(finished: asyncio.Future[int]) -> None:
-    if not finished.cancelled():
-        finished.exception()

@@ -7,11 +7,10 @@ import atexit
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
 from sparring.errors import SandboxError
-from sparring.sandbox.core import MIB, Sandbox, SandboxSpec
+from sparring.sandbox.core import MIB, Sandbox, SandboxSpec, in_folder
 from sparring.sandbox.daemon import ContainerGone, DockerDaemon
 from sparring.sandbox.docker_exec import CommandNotStarted, DockerProcess
 from sparring.sandbox.egress import PROXY_ENV, Egress
@@ -158,18 +157,18 @@ class DockerSandbox(Sandbox):
             process = await DockerProcess.spawn(
                 self._daemon,
                 self._name,
-                argv,
+                in_folder(cwd, argv),
                 on_output,
                 self._begin_purge,
                 stdin=stdin,
                 env=env or {},
-                cwd=str(PurePosixPath(self.workdir) / (cwd or ".")),
+                cwd=self.workdir,
                 user=user or AGENT,
             )
         except ContainerGone as error:
             raise SandboxError(f"{self} is gone: {error}; was the daemon restarted?") from error
         self._processes.add(process)
-        process.finished.add_done_callback(lambda _: self._processes.discard(process))
+        process.on_finished(self._processes.discard)
         return process
 
     async def _run(

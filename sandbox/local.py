@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from sparring.errors import SandboxError
-from sparring.sandbox.core import Sandbox, SandboxSpec
+from sparring.sandbox.core import Sandbox, SandboxSpec, in_folder
 from sparring.sandbox.process import HostProcess, OnOutput
 from sparring.sandbox.provider import SandboxProvider
 
@@ -75,7 +75,7 @@ class LocalSandbox(Sandbox):
         path = os.environ.get("PATH", os.defpath)
         base = {"PATH": path, "HOME": self.scratch, "LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat"}
         process = await HostProcess.spawn(
-            _forgiving(cwd or ".", argv),
+            in_folder(cwd or ".", argv),  # by a shell: a missing program is a command that fails
             on_output,
             env=base | dict(self.spec.env) | dict(env or {}),
             cwd=self.workdir,
@@ -85,13 +85,8 @@ class LocalSandbox(Sandbox):
             timer = asyncio.get_running_loop().call_later(timeout_s, process.kill)
             process.finished.add_done_callback(lambda _: timer.cancel())
         self._processes.add(process)
-        process.finished.add_done_callback(lambda _: self._processes.discard(process))
+        process.on_finished(self._processes.discard)
         return process
-
-
-def _forgiving(cwd: str, argv: Sequence[str]) -> Sequence[str]:
-    """A missing program or folder is a command that fails, as in every shell, not an error of ours."""
-    return ["/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh", cwd, *argv]
 
 
 class LocalProvider(SandboxProvider):

@@ -24,6 +24,16 @@ class Process(ABC):
 
     finished: asyncio.Future[int]
 
+    def on_finished(self, call: Callable[[Self], object]) -> None:
+        """Call with this process once it has finished; a failure that nobody waits for then makes no noise."""
+
+        def finished(future: asyncio.Future[int]) -> None:
+            if not future.cancelled():
+                future.exception()
+            call(self)
+
+        self.finished.add_done_callback(finished)
+
     @abstractmethod
     def write(self, data: bytes) -> None:
         """Queue bytes for standard input. Ignored where the command no longer reads."""

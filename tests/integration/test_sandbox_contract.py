@@ -1,6 +1,7 @@
 """What every sandbox does, whatever is behind it."""
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ import pytest_asyncio
 
 from sparring.errors import SandboxError
 from sparring.sandbox import Sandbox, SandboxRequestError, SandboxSpec, open_provider
+from sparring.sandbox.docker import DockerProvider
 from sparring.sandbox.tools import BashTool, EditorTool, PythonTool
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:LocalSandbox isolates nothing")]
@@ -177,6 +179,34 @@ async def test_a_sandbox_is_used_once_and_stops_twice(box: Sandbox) -> None:
     assert not await box.alive()
     with pytest.raises(SandboxError, match="not running"):
         await box.exec("true")
+
+
+@pytest.mark.docker
+async def test_a_daemon_over_tcp() -> None:
+    """As a remote one is reached; here a forwarder stands before the local socket."""
+    local = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    if not local.startswith("unix://"):
+        pytest.skip("the daemon is a remote one already, and all other tests ran on it")
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_unix_connection(local.removeprefix("unix://"))
+        with contextlib.suppress(OSError):
+            await asyncio.gather(pump(reader, up_writer), pump(up_reader, writer))
+        writer.close()
+        up_writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with DockerProvider(f"tcp://127.0.0.1:{port}") as provider, await provider.take(SPEC) as sandbox:
+            assert (await sandbox.exec("wc -c", stdin=b"x" * 1_000_000)).stdout.strip() == "1000000"
+            session = await sandbox.session()
+            assert (await session.exec("echo over tcp")).stdout == "over tcp\n"
 
 
 async def test_a_caller_that_is_cancelled_leaves_a_working_sandbox(box: Sandbox) -> None:
