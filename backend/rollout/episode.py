@@ -5,37 +5,66 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
 from sparring.errors import SparringError
-from sparring.types import ChatClient, EpisodeResult, EpisodeSpec, Failure, StopReason, TokenSequence, Trajectory
+from sparring.types import (
+    ChatClient,
+    EpisodeResult,
+    EpisodeSpec,
+    Failure,
+    StopReason,
+    TokenSequence,
+    Trajectory,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from sparring.backend.engines.base import SamplingParams
-    from sparring.backend.gateway import Recorder
     from sparring.config import RolloutConfig
 
-__all__ = ["EpisodePlayer", "RunEpisode"]
+__all__ = ["EpisodePlayer", "RunEpisode", "Sessions"]
 
 RunEpisode: TypeAlias = Callable[[EpisodeSpec, ChatClient], Awaitable[EpisodeResult]]
 
 _CANCEL_GRACE_S = 5.0
 
 
+class Record(Protocol):
+    """What a session leaves behind."""
+
+    @property
+    def sequences(self) -> Sequence[TokenSequence]: ...
+    @property
+    def usage(self) -> Usage: ...
+    @property
+    def messages(self) -> Sequence[Mapping[str, Any]]: ...
+
+
+class Sessions(Protocol):
+    """Where episodes are sampled: the recorder over an engine, or an `Endpoint`, which gives no tokens."""
+
+    def open_session(
+        self, session_id: str, *, turn_budget: int, token_budget: int, evaluation: SamplingParams | None = None
+    ) -> ChatClient: ...
+
+    def close_session(self, session_id: str) -> Record: ...
+
+
 class EpisodePlayer:
-    """Plays episodes in recorder sessions of their own, each under a wall-clock deadline.
+    """Plays episodes in sessions of their own, each under a wall-clock deadline.
 
     Attributes:
         abandoned: episodes whose code went on after they were cancelled; their sessions are closed, so whatever they
             still do reaches no engine and no trajectory.
     """
 
-    def __init__(self, recorder: Recorder, run_episode: RunEpisode, config: RolloutConfig) -> None:
-        self._recorder = recorder
+    def __init__(self, sessions: Sessions, run_episode: RunEpisode, config: RolloutConfig) -> None:
+        self._sessions = sessions
         self._run_episode = run_episode
         self._config = config
         self.abandoned: set[asyncio.Task[EpisodeResult]] = set()
@@ -43,7 +72,7 @@ class EpisodePlayer:
     async def play(self, spec: EpisodeSpec, *, evaluation: SamplingParams | None = None) -> Trajectory:
         """Play `spec` to its end; `evaluation` samples otherwise than the run does. Raises CancelledError alone."""
         started_at = time.time()
-        session = self._recorder.open_session(
+        session = self._sessions.open_session(
             spec.episode_id,
             turn_budget=self._config.max_turns,
             token_budget=self._config.max_episode_tokens,
@@ -52,7 +81,7 @@ class EpisodePlayer:
         try:
             result = await self._bounded(spec, session)
         finally:
-            record = self._recorder.close_session(spec.episode_id)
+            record = self._sessions.close_session(spec.episode_id)
         result, sequences = _checked(result, tuple(record.sequences))
         return Trajectory(
             episode_id=spec.episode_id,

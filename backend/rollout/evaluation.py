@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from sparring.backend.buffer import GroupSpec, TrajectoryBuffer
+from sparring.backend.buffer import GroupSpec
 from sparring.backend.rollout.episode import EpisodePlayer
 from sparring.backend.rollout.sampler import derive_seed
 from sparring.types import Trajectory
@@ -19,7 +19,9 @@ __all__ = ["evaluation_specs", "play_evaluation"]
 Progress = Callable[[int, int], None]
 
 
-def evaluation_specs(env_id: str, task_ids: Sequence[str], *, split: str, seed: int, prefix: str) -> list[GroupSpec]:
+def evaluation_specs(
+    env_id: str, task_ids: Sequence[str], *, split: str, seed: int, prefix: str, samples: int = 1
+) -> list[GroupSpec]:
     """One spec a task. Seeds depend on the run's seed and the task's place alone: evaluations compare in pairs."""
     return [
         GroupSpec(
@@ -28,7 +30,7 @@ def evaluation_specs(env_id: str, task_ids: Sequence[str], *, split: str, seed: 
             env_id=env_id,
             task_id=task_id,
             seed=derive_seed(seed, split, index),
-            size=1,
+            size=samples,
             split=split,
         )
         for index, task_id in enumerate(task_ids)
@@ -37,31 +39,34 @@ def evaluation_specs(env_id: str, task_ids: Sequence[str], *, split: str, seed: 
 
 async def play_evaluation(
     player: EpisodePlayer,
-    buffer: TrajectoryBuffer,
-    specs: Sequence[GroupSpec],
+    members: Sequence[tuple[GroupSpec, int]],
     *,
+    store: Callable[[Trajectory], None],
     sampling: SamplingParams,
     concurrency: int,
     attempts: int,
     on_progress: Progress | None = None,
 ) -> list[Trajectory]:
-    """Play every spec; the last attempt of each, in order. Failed episodes are among them: the caller counts them."""
+    """Play these members of groups; the last attempt of each, in order. `store` is called with every attempt.
+
+    Failed episodes are among the result: the caller counts them.
+    """
     limit = asyncio.Semaphore(concurrency)
     finished = 0
 
-    async def play(spec: GroupSpec) -> Trajectory:
+    async def play(group: GroupSpec, member: int) -> Trajectory:
         nonlocal finished
         async with limit:
             for attempt in range(attempts):
-                trajectory = await player.play(spec.episode(0, attempt), evaluation=sampling)
-                buffer.store(trajectory, evaluation=True)
+                trajectory = await player.play(group.episode(member, attempt), evaluation=sampling)
+                store(trajectory)
                 if not trajectory.failed:
                     break
         finished += 1
         if on_progress is not None:
-            on_progress(finished, len(specs))
+            on_progress(finished, len(members))
         return trajectory
 
     async with asyncio.TaskGroup() as tasks:
-        played = [tasks.create_task(play(spec)) for spec in specs]
+        played = [tasks.create_task(play(group, member)) for group, member in members]
     return [task.result() for task in played]

@@ -7,6 +7,7 @@ import itertools
 import logging
 import queue
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sparring.backend.buffer import TrajectoryBuffer
@@ -201,8 +202,8 @@ class RolloutWorker:
         rounds = -(-len(specs) // concurrency) * ATTEMPTS
         played = play_evaluation(
             self._player,
-            self._buffer,
-            specs,
+            [(spec, 0) for spec in specs],
+            store=partial(self._buffer.store, evaluation=True),
             sampling=sampling,
             concurrency=concurrency,
             attempts=ATTEMPTS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from sparring.errors import SparringError
 
@@ -47,6 +48,37 @@ def _parser() -> argparse.ArgumentParser:
     show_config.add_argument("overrides", nargs="*", help=_OVERRIDES)
     show_config.set_defaults(command=_show_config)
 
+    evaluation = commands.add_parser("eval", help="play held-out episodes and report pass@k with intervals")
+    evaluation.add_argument("model", help="model folder, run folder, its checkpoint, or a name that --base-url serves")
+    evaluation.add_argument("--env", action=_AddEnv, metavar="ID", dest="envs", help="may be given several times")
+    evaluation.add_argument(
+        "--env-arg", action=_AddEnvArgument, metavar="KEY=VALUE", dest="envs", help="argument of the --env before it"
+    )
+    evaluation.add_argument(
+        "--episodes", type=int, metavar="N", help="of each environment, in all (default: a whole split)"
+    )
+    evaluation.add_argument("--k", type=int, default=1, metavar="K", help="tries of each task (default: %(default)s)")
+    evaluation.add_argument("--split", default="test", help="default: %(default)s")
+    temperature = evaluation.add_mutually_exclusive_group()
+    temperature.add_argument(
+        "--temperature", type=float, metavar="T", help="default: greedy at --k 1, else the run's or 1"
+    )
+    temperature.add_argument("--greedy", action="store_const", const=0.0, dest="temperature")
+    evaluation.add_argument("--policy", help="'native' or file.py:factory (default: the run's, or native)")
+    evaluation.add_argument("--out", metavar="FILE.jsonl", help="every episode; a half-done file is taken up again")
+    evaluation.add_argument(
+        "--base-url", metavar="URL", help="OpenAI-compatible endpoint, such as http://localhost:8000/v1"
+    )
+    evaluation.add_argument("--api-key-env", default="OPENAI_API_KEY", metavar="NAME", help="default: %(default)s")
+    evaluation.add_argument(
+        "--deadline", type=float, metavar="S", help="seconds an episode may take, else it has failed"
+    )
+    evaluation.add_argument(
+        "--concurrency", type=int, default=32, metavar="N", help="episodes at once (default: %(default)s)"
+    )
+    evaluation.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=_OVERRIDES)
+    evaluation.set_defaults(command=_eval)
+
     view = commands.add_parser("view", help="list the episodes of a run, or show one of them token by token")
     view.add_argument("run", help="run folder, such as runs/quickstart")
     view.add_argument("episode", nargs="?", help="episode id, or the start of one; without it, the list")
@@ -64,6 +96,52 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="report what sandboxes this machine can run, measured")
     doctor.set_defaults(command=_doctor)
     return parser
+
+
+class _AddEnv(argparse.Action):
+    """Collects (id, arguments)."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), (values, {})])
+
+
+class _AddEnvArgument(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        import yaml
+
+        envs = getattr(namespace, self.dest)
+        key, separator, text = values.partition("=")
+        if not envs or not separator or not key:
+            parser.error(f"{option_string} {values!r}: KEY=VALUE, behind the --env that it belongs to")
+        try:
+            envs[-1][1][key] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            parser.error(f"{option_string} {values!r}: {error}")
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from sparring.config import EnvConfig
+    from sparring.evaluate import EvalRequest, evaluate
+
+    return evaluate(
+        EvalRequest(
+            model=arguments.model,
+            envs=tuple(EnvConfig(id=env_id, kwargs=kwargs) for env_id, kwargs in arguments.envs or ()),
+            episodes=arguments.episodes,
+            samples=arguments.k,
+            split=arguments.split,
+            temperature=arguments.temperature,
+            policy=arguments.policy,
+            out=Path(arguments.out) if arguments.out else None,
+            base_url=arguments.base_url,
+            api_key_env=arguments.api_key_env,
+            deadline_s=arguments.deadline,
+            concurrency=arguments.concurrency,
+            overrides=tuple(arguments.set),
+        )
+    )
 
 
 def _train(arguments: argparse.Namespace) -> int:

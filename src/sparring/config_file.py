@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import re
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from sparring.config import RunConfig
 from sparring.errors import ConfigError
 
-__all__ = ["LoadedConfig", "load_config"]
+__all__ = ["LoadedConfig", "load_config", "make_config"]
 
 # A section that may be given as a bare string names its first key: `objective: dapo`.
 _SHORTHANDS = {"objective": "name", "engine": "type", "env": "id", "model": "path", "agent": "policy"}
@@ -74,18 +75,34 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     document = _read_node(node, "", str(path), origins)
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must be a mapping of sections such as model, env, rollout, trainer")
+    return _resolve(document, overrides, origins, path.stem)
+
+
+def make_config(document: Mapping[str, Any], overrides: Sequence[str] = (), *, name: str) -> LoadedConfig:
+    """As `load_config`, from a document that no file holds.
+
+    Raises:
+        ConfigError: as there.
+    """
+    return _resolve(copy.deepcopy(dict(document)), overrides, {}, name)
+
+
+def _resolve(
+    document: dict[str, Any], overrides: Sequence[str], origins: dict[str, str], name: str
+) -> LoadedConfig:
     for override in overrides:
         _apply_override(document, override, origins)
     for section, key in _SHORTHANDS.items():
         if isinstance(document.get(section), str):
             document[section] = {key: document[section]}
-            origins[f"{section}.{key}"] = origins.pop(section)
+            if section in origins:
+                origins[f"{section}.{key}"] = origins.pop(section)
     _check_keys(document, RunConfig, "", origins)
     try:
         config = RunConfig.model_validate_json(json.dumps(document))
     except ValidationError as error:
         raise ConfigError(_explain(error, origins)) from error
-    return LoadedConfig(config, origins, path.stem)
+    return LoadedConfig(config, origins, name)
 
 
 def _read_node(node: yaml.Node, prefix: str, file: str, origins: dict[str, str]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,14 @@ _Z_95 = 1.959963984540054
 
 @dataclass(frozen=True)
 class EvalEpisode:
-    """One held-out task as played. `reward` is None where the episode failed: that is neither a success nor a miss.
+    """One held-out episode as played. `reward` is None where it failed: that is neither a success nor a miss.
 
-    `solved`: the reward part 'exact' where the environment gives one, else a reward of 1 or more.
+    Attributes:
+        solved: the reward part 'exact' where the environment gives one, else a reward of 1 or more.
+        env: the environment's id, with its arguments where it was given any.
+        sample: which try of the task, from 0.
+        failure: kind and message, where it failed.
+        seconds: of wall-clock time.
     """
 
     episode_id: str
@@ -29,13 +34,31 @@ class EvalEpisode:
     solved: bool
     turns: int
     messages: tuple[Mapping[str, Any], ...]
+    env: str = ""
+    sample: int = 0
+    stop_reason: str = ""
+    failure: Mapping[str, str] | None = None
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    completion_tokens: int = 0
+    seconds: float = 0.0
 
     @classmethod
-    def of(cls, trajectory: Trajectory) -> EvalEpisode:
-        reward = trajectory.reward
-        solved = reward is not None and trajectory.reward_parts.get("exact", reward) >= 1.0
+    def of(cls, trajectory: Trajectory, *, env: str | None = None, sample: int = 0) -> EvalEpisode:
+        reward, failure = trajectory.reward, trajectory.failure
         return cls(
-            trajectory.episode_id, trajectory.task_id, reward, solved, trajectory.usage.turns, trajectory.messages
+            episode_id=trajectory.episode_id,
+            task_id=trajectory.task_id,
+            reward=reward,
+            solved=reward is not None and trajectory.reward_parts.get("exact", reward) >= 1.0,
+            turns=trajectory.usage.turns,
+            messages=trajectory.messages,
+            env=trajectory.env_id if env is None else env,
+            sample=sample,
+            stop_reason=trajectory.stop_reason.value,
+            failure=None if failure is None else vars(failure),
+            reward_parts=dict(trajectory.reward_parts),
+            completion_tokens=trajectory.usage.completion_tokens,
+            seconds=round(trajectory.finished_at - trajectory.started_at, 3),
         )
 
 

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from sparring.agents.native import NativePolicy
-from sparring.agents.policy import Policy
 from sparring.agents.runner import make_env, make_runner
 from sparring.config import RunConfig
 from sparring.config_file import LoadedConfig
 from sparring.display import Display
-from sparring.errors import ConfigError, TaskError
+from sparring.errors import TaskError
 from sparring.evaluation import EvalEpisode, summarise, write_episodes
-from sparring.plugins import load_attribute
 from sparring.report import print_report, write_report
 from sparring.run_dir import RunDirectory
+from sparring.wiring import (
+    make_engine,
+    make_policy,
+    sampling_params,
+    set_thread_environment,
+    sigterm_as_interrupt,
+)
 
 if TYPE_CHECKING:
-    from sparring.backend.engines.base import Engine, SamplingParams
     from sparring.types import TokenSequence
 
 __all__ = ["train"]
@@ -46,9 +46,9 @@ def train(loaded: LoadedConfig, *, resume: bool = False) -> int:
     directory = RunDirectory.open(loaded, resume=resume)
     console = Console() if Console().is_terminal else Console(width=160)
     if directory.finished_steps < loaded.config.trainer.steps:
-        _set_thread_environment(loaded.config)
+        set_thread_environment(loaded.config)
         try:
-            with _sigterm_as_interrupt(), ExitStack() as stack:
+            with sigterm_as_interrupt(), ExitStack() as stack:
                 _Run(loaded.config, directory, console, stack).play(resume=resume)
         except KeyboardInterrupt:
             console.print(f"stopped; the same command with --resume goes on with the run in {directory.root}")
@@ -73,17 +73,17 @@ class _Run:
         self.train_tasks = env.task_ids("train")
         self.held_out = _held_out_tasks(env.task_ids(config.eval.split), config)
         sampler = TaskSampler(config.env.id, self.train_tasks, group_size=config.rollout.group_size, seed=config.seed)
-        policy = _make_policy(config)
+        policy = make_policy(config)
         console.print(f"run folder {directory.root}; preparing the model {config.model.path}", highlight=False)
         model = resolve_model(config.model.path)
         self.chat = ChatFormat.load(
             model, tool_template=config.model.tool_template, tool_format=config.model.tool_format
         )
         self.model = self._warm_started(model) if config.warm_start.steps else model
-        self.engine = _make_engine(config, self.model, directory.root)
+        self.engine = make_engine(config, self.model, directory.root)
         self.buffer = TrajectoryBuffer.open(directory.buffer)
         stack.callback(self.buffer.close)
-        recorder = Recorder(self.engine, self.chat, _sampling(config), max_length=config.model.max_length)
+        recorder = Recorder(self.engine, self.chat, sampling_params(config), max_length=config.model.max_length)
         self.worker = RolloutWorker(
             engine=self.engine,
             recorder=recorder,
@@ -133,7 +133,7 @@ class _Run:
         trajectories = self.worker.evaluate(
             self.held_out,
             split=self.config.eval.split,
-            sampling=dataclasses.replace(_sampling(self.config), temperature=0.0),
+            sampling=dataclasses.replace(sampling_params(self.config), temperature=0.0),
             version=step,
         )
         episodes = [EvalEpisode.of(trajectory) for trajectory in trajectories]
@@ -146,7 +146,7 @@ class _Run:
         """What the engine samples, as training will sample it, for the trainer to score."""
         self.display.status("probing: do the trainer and the engine agree on log-probabilities?")
         trajectories = self.worker.evaluate(
-            self.train_tasks[:_PROBE_TASKS], split="train", sampling=_sampling(self.config), version=0
+            self.train_tasks[:_PROBE_TASKS], split="train", sampling=sampling_params(self.config), version=0
         )
         return [sequence for trajectory in trajectories for sequence in trajectory.sequences]
 
@@ -186,64 +186,3 @@ def _held_out_tasks(task_ids: Sequence[str], config: RunConfig) -> Sequence[str]
     if not task_ids:
         raise TaskError(f"eval.split={config.eval.split!r} of {config.env.id} has no tasks to evaluate on")
     return [task_ids[i] for i in range(min(len(task_ids), config.eval.tasks))]
-
-
-def _make_policy(config: RunConfig) -> Policy:
-    if config.agent.policy == "native":
-        return NativePolicy()
-    return load_attribute(config.agent.policy, "agent.policy")(**config.agent.kwargs)
-
-
-def _make_engine(config: RunConfig, model: Path, logs: Path) -> Engine:
-    knobs = config.engine
-    if knobs.type == "sglang":
-        from sparring.backend.engines.sglang.configured import make_sglang
-
-        return make_sglang(config, model, logs)
-    if knobs.type != "torch":
-        raise ConfigError(f"engine.type={knobs.type!r} is not there yet; 'torch' and 'sglang' are")
-    make: Any
-    if knobs.in_process:
-        from sparring.backend.engines.torch_engine import TorchEngine as make
-    else:
-        from sparring.backend.engines.process_engine import ProcessEngine as make
-    return make(
-        model,
-        slots=knobs.slots,
-        max_length=config.model.max_length,
-        dtype=knobs.dtype,
-        device=knobs.device,
-        threads=knobs.threads,
-        deterministic=knobs.deterministic,
-        seed=config.seed,
-    )
-
-
-def _sampling(config: RunConfig) -> SamplingParams:
-    from sparring.backend.engines.base import SamplingParams
-
-    return SamplingParams(**config.sampling.model_dump())
-
-
-def _set_thread_environment(config: RunConfig) -> None:
-    """Before torch is imported: its threads, those of two processes, must not spin on each other's cores."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(config.trainer.threads))
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """A scheduler's SIGTERM ends the run as Ctrl-C does: resumable."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

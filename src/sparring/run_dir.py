@@ -48,6 +48,13 @@ class RunDirectory:
         return self.root / "model"
 
     @property
+    def newest_model(self) -> Path | None:
+        """The trained model, or that of the last checkpoint while there is none; a Hugging Face folder."""
+        found = [f for f in self.root.glob("checkpoint-*") if f.name.partition("-")[2].isdigit()]
+        checkpoints = sorted(found, key=lambda f: int(f.name.partition("-")[2]))
+        return next((f for f in (self.model, *checkpoints[::-1]) if (f / "config.json").is_file()), None)
+
+    @property
     def curve(self) -> Path:
         return self.root / "curve.png"
 

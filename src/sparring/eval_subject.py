@@ -1,0 +1,79 @@
+"""What `sparring eval MODEL` means by MODEL: a folder, a run, a run's checkpoint, or a name behind an endpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparring.config import RunConfig
+from sparring.config_file import load_config, make_config
+from sparring.errors import ConfigError
+from sparring.run_dir import RunDirectory
+
+__all__ = ["Subject", "find_subject"]
+
+_LONGEST = 4096
+# Without a run's budgets an episode has the environment's own.
+_BUDGETS = {"max_turns": 1_000_000, "max_episode_tokens": 1_000_000_000}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and how it is sampled.
+
+    Attributes:
+        folder: the Hugging Face folder; None where an endpoint serves the model.
+        of_run: `config` is that of the run which trained it, so its environment is the one to evaluate on by default.
+    """
+
+    name: str
+    config: RunConfig
+    folder: Path | None
+    of_run: bool = False
+
+
+def find_subject(model: str, env_id: str, overrides: Sequence[str], *, remote: bool) -> Subject:
+    """
+    Args:
+        env_id: of the first environment, or "" for a run's own.
+        overrides: dotted, over the run's configuration or the defaults.
+        remote: `model` is a name behind an endpoint.
+
+    Raises:
+        ConfigError: no such model, or a run without one yet.
+    """
+    if remote:
+        document = _document(model, env_id, max_length=1 << 20, max_new_tokens=4096)
+        return Subject(model, make_config(document, overrides, name="eval").config, None)
+    path = Path(model).expanduser()
+    for root in (path, path.parent):
+        run = RunDirectory(root)
+        if path.is_dir() and run.config.is_file() and run.buffer.is_file():
+            folder = run.newest_model if root == path else path
+            if folder is None:
+                raise ConfigError(f"the run in {root} has no model yet: wait for its first checkpoint")
+            return Subject(str(folder), load_config(run.config, overrides).config, folder, of_run=True)
+    from sparring.backend.models import resolve_model
+
+    folder = resolve_model(model)
+    max_length = _context_length(folder)
+    document = _document(model, env_id, max_length=max_length, max_new_tokens=min(1024, max_length // 2))
+    return Subject(model, make_config(document, overrides, name="eval").config, folder)
+
+
+def _document(model: str, env_id: str, *, max_length: int, max_new_tokens: int) -> dict[str, Any]:
+    return {
+        "model": {"path": model, "max_length": max_length},
+        "env": {"id": env_id},
+        "rollout": _BUDGETS,
+        "sampling": {"max_new_tokens": max_new_tokens},
+    }
+
+
+def _context_length(folder: Path) -> int:
+    config = json.loads((folder / "config.json").read_text())
+    length = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    return min(length or _LONGEST, _LONGEST)

@@ -1,0 +1,309 @@
+"""`sparring eval`: play held-out episodes with a model that is not being trained, and say how often it solves them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from sparring.agents.policy import Policy
+from sparring.agents.runner import make_env, make_runner
+from sparring.config import EnvConfig
+from sparring.errors import ConfigError, EngineError, TaskError
+from sparring.eval_display import EvalProgress, print_results
+from sparring.eval_log import EvalLog
+from sparring.eval_subject import Subject, find_subject
+from sparring.evaluation import EvalEpisode
+from sparring.wiring import make_engine, make_policy, sampling_params, set_thread_environment, sigterm_as_interrupt
+
+if TYPE_CHECKING:
+    from sparring.backend.buffer import GroupSpec
+    from sparring.backend.engines.base import Engine, SamplingParams
+    from sparring.backend.rollout.episode import Sessions
+    from sparring.types import Trajectory
+
+__all__ = ["EvalRequest", "evaluate"]
+
+_ATTEMPTS = 2  # an episode that fails is played once more, as in training
+_START_TIMEOUT_S = 900.0
+_WATCH_S = 2.0
+
+
+@dataclass(frozen=True)
+class EvalRequest:
+    """What to evaluate.
+
+    Attributes:
+        model: a Hugging Face folder, a run's folder, one of its checkpoints, or a name that `base_url` serves.
+        envs: none: that of the run.
+        episodes: of each environment, in all; None: each task of the split `samples` times.
+        temperature: None: greedy where a task is tried once, else the run's.
+        out: JSONL, taken up again where it is half done.
+        overrides: dotted, over the configuration.
+    """
+
+    model: str
+    envs: tuple[EnvConfig, ...] = ()
+    episodes: int | None = None
+    samples: int = 1
+    split: str = "test"
+    temperature: float | None = None
+    policy: str | None = None
+    out: Path | None = None
+    base_url: str | None = None
+    api_key_env: str = "OPENAI_API_KEY"
+    deadline_s: float | None = None
+    concurrency: int = 32
+    overrides: tuple[str, ...] = ()
+
+
+def evaluate(request: EvalRequest) -> int:
+    """Play what is missing, print the table. Returns the exit status: 1 where an environment has no finished episode.
+
+    Raises:
+        ConfigError: the request cannot be met, and what would do.
+        SparringError: what ended the evaluation; `out` keeps what was played.
+    """
+    _check(request)
+    console = Console() if Console().is_terminal else Console(width=160)
+    subject = find_subject(
+        request.model, request.envs[0].id if request.envs else "", _overrides(request), remote=bool(request.base_url)
+    )
+    if not request.envs and not subject.of_run:
+        raise ConfigError(f"--env is needed: {request.model} is no run, whose own environment it could be")
+    envs = request.envs or (subject.config.env,)
+    plans = [_plan(env, request, subject.config.seed) for env in envs]
+    sampling = _sampling(request, subject)
+    log = EvalLog(request.out, _settings(request, subject, sampling))
+    set_thread_environment(subject.config)
+    try:
+        with sigterm_as_interrupt():
+            asyncio.run(_Evaluation(request, subject, sampling, log, console).play(plans))
+    except KeyboardInterrupt:
+        kept = f"the same command goes on with the {len(log.episodes)} episodes in {log.path}"
+        console.print(f"stopped; {kept if log.path else 'nothing is kept without --out'}", highlight=False)
+        return 130
+    finally:
+        log.close()
+    results = {plan.name: [log.episodes[key] for key in plan.keys] for plan in plans}
+    print_results(console, results, request.samples)
+    return 0 if all(any(e.reward is not None for e in episodes) for episodes in results.values()) else 1
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The episodes of one environment."""
+
+    env: EnvConfig
+    name: str
+    groups: tuple[GroupSpec, ...]
+
+    @property
+    def members(self) -> list[tuple[GroupSpec, int]]:
+        return [(group, member) for group in self.groups for member in range(group.size)]
+
+    @property
+    def keys(self) -> list[tuple[str, str, int]]:
+        return [(self.name, group.task_id, member) for group, member in self.members]
+
+
+def _plan(env: EnvConfig, request: EvalRequest, seed: int) -> _Plan:
+    """The first tasks of the split, as evaluations in training take them."""
+    from sparring.backend.rollout.evaluation import evaluation_specs
+
+    made = make_env(env.id, env.kwargs)
+    try:
+        task_ids = made.task_ids(request.split)
+    finally:
+        made.close()
+    if not task_ids:
+        raise TaskError(f"the split {request.split!r} of {env.id} has no tasks")
+    tasks = len(task_ids) if request.episodes is None else request.episodes // request.samples
+    if tasks > len(task_ids):
+        raise ConfigError(
+            f"--episodes {request.episodes}: the split {request.split!r} of {env.id} has {len(task_ids)} tasks, "
+            f"{len(task_ids) * request.samples} episodes at most; --k tries each task more often"
+        )
+    arguments = ", ".join(f"{key}={value!r}" for key, value in env.kwargs.items())
+    name = f"{env.id}({arguments})" if arguments else env.id
+    chosen = [task_ids[i] for i in range(tasks)]
+    specs = evaluation_specs(
+        env.id, chosen, split=request.split, seed=seed, prefix=f"eval.{name}", samples=request.samples
+    )
+    return _Plan(env, name, tuple(specs))
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """What all environments of one evaluation share."""
+
+    request: EvalRequest
+    subject: Subject
+    sampling: SamplingParams
+    log: EvalLog
+    console: Console
+
+    async def play(self, plans: Sequence[_Plan]) -> None:
+        """Play what the log lacks. Failures of an earlier evaluation are tried again."""
+        missing = {plan.name: self._missing(plan) for plan in plans}
+        if not any(missing.values()):
+            return
+        self.console.print(f"preparing {self.subject.name}", highlight=False)
+        policy = make_policy(self.subject.config)
+        async with self._sessions() as sessions:
+            for plan in plans:
+                if missing[plan.name]:
+                    await self._play_plan(plan, missing[plan.name], sessions, policy)
+
+    def _missing(self, plan: _Plan) -> list[tuple[GroupSpec, int]]:
+        played = (self.log.episodes.get(key) for key in plan.keys)
+        return [m for m, e in zip(plan.members, played, strict=True) if e is None or e.failure is not None]
+
+    async def _play_plan(
+        self, plan: _Plan, missing: Sequence[tuple[GroupSpec, int]], sessions: Sessions, policy: Policy
+    ) -> None:
+        from sparring.backend.rollout.episode import EpisodePlayer
+        from sparring.backend.rollout.evaluation import play_evaluation
+
+        rollout = self.subject.config.rollout
+        runner = make_runner(
+            plan.env.id, plan.env.kwargs, policy, max_turns=rollout.max_turns, timeout_s=rollout.episode_timeout_s
+        )
+
+        def store(trajectory: Trajectory) -> None:
+            if trajectory.failure is not None and trajectory.failure.kind == ConfigError.kind:
+                raise ConfigError(trajectory.failure.message)  # it would fail every episode alike
+            sample = int(trajectory.episode_id.split(".")[-2])
+            self.log.add(EvalEpisode.of(trajectory, env=plan.name, sample=sample))
+
+        def episodes() -> list[EvalEpisode | None]:
+            return [self.log.episodes.get(key) for key in plan.keys]
+
+        with EvalProgress(self.console, plan.name, episodes()) as progress:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    watch = tasks.create_task(_watch(getattr(sessions, "engine", None)))
+                    await play_evaluation(
+                        EpisodePlayer(sessions, runner, rollout),
+                        missing,
+                        store=store,
+                        sampling=self.sampling,
+                        concurrency=self.request.concurrency,
+                        attempts=_ATTEMPTS,
+                        on_progress=lambda *_: progress.show(episodes()),
+                    )
+                    watch.cancel()
+            except BaseExceptionGroup as error:
+                raise _first(error) from error
+
+    @asynccontextmanager
+    async def _sessions(self) -> AsyncIterator[Sessions]:
+        """Where episodes are sampled: the recorder over an engine that is started here, or an endpoint that answers."""
+        async with AsyncExitStack() as stack:
+            if self.subject.folder is None:
+                yield await self._endpoint(stack)
+            else:
+                yield await self._recorder(self.subject.folder, stack)
+
+    async def _endpoint(self, stack: AsyncExitStack) -> Sessions:
+        from sparring.backend.gateway import Endpoint
+
+        assert self.request.base_url is not None
+        key = os.environ.get(self.request.api_key_env) or "none"  # servers of one's own often want no key
+        endpoint = Endpoint(self.subject.name, base_url=self.request.base_url, api_key=key, sampling=self.sampling)
+        stack.push_async_callback(endpoint.aclose)
+        await endpoint.check()
+        return endpoint
+
+    async def _recorder(self, folder: Path, stack: AsyncExitStack) -> Sessions:
+        from sparring.backend.gateway import ChatFormat, Recorder
+        from sparring.backend.gateway.http import GatewayServer
+
+        config = self.subject.config
+        chat = ChatFormat.load(folder, tool_template=config.model.tool_template, tool_format=config.model.tool_format)
+        logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparring-eval-"))
+        engine = make_engine(config, folder, Path(logs))
+        stack.push_async_callback(engine.stop)
+        async with asyncio.timeout(_START_TIMEOUT_S):
+            await engine.start()
+        recorder = Recorder(engine, chat, self.sampling, max_length=config.model.max_length)
+        stack.push_async_callback(recorder.aclose)
+        if config.agent.policy != "native":
+            server = GatewayServer(recorder)
+            stack.push_async_callback(server.stop)
+            await server.start()
+        return recorder
+
+
+async def _watch(engine: Engine | None) -> None:
+    """A dead engine ends the evaluation: it would only fail whatever is left of it."""
+    while engine is not None:
+        health = await asyncio.wait_for(engine.health(), 30.0)
+        if not health.ok:
+            raise EngineError(f"the engine fails: {health.detail}")
+        await asyncio.sleep(_WATCH_S)
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _check(request: EvalRequest) -> None:
+    if request.samples < 1 or (request.episodes is not None and request.episodes < 1) or request.concurrency < 1:
+        raise ConfigError("--episodes, --k and --concurrency are at least 1")
+    if request.episodes is not None and request.episodes % request.samples:
+        raise ConfigError(
+            f"--episodes {request.episodes} is no multiple of --k {request.samples}, the tries of each task"
+        )
+    if request.temperature is not None and not 0 <= request.temperature < float("inf"):
+        raise ConfigError(f"--temperature {request.temperature}: a number from 0 on")
+    if request.temperature == 0 and request.samples > 1:
+        raise ConfigError(f"--k {request.samples} greedy tries of a task are all the same: raise --temperature")
+    names = [(env.id, str(env.kwargs)) for env in request.envs]
+    if len(set(names)) < len(names):
+        raise ConfigError("an --env is given twice with the same arguments")
+
+
+def _overrides(request: EvalRequest) -> list[str]:
+    """What the options say, in dotted form, behind those that were given as such."""
+    overrides = list(request.overrides)
+    if request.policy is not None:
+        overrides += [f"agent.policy={request.policy}", "agent.kwargs={}"]
+    if request.deadline_s is not None:
+        overrides.append(f"rollout.episode_timeout_s={float(request.deadline_s)}")
+    return overrides
+
+
+def _sampling(request: EvalRequest, subject: Subject) -> SamplingParams:
+    temperature = request.temperature
+    if temperature is None:
+        temperature = 0.0 if request.samples == 1 else subject.config.sampling.temperature
+    # With a seed the embedded engine repeats an evaluation; an endpoint would give each try the same answer.
+    seed = None if subject.folder is None else subject.config.seed
+    return replace(sampling_params(subject.config), temperature=temperature, seed=seed)
+
+
+def _settings(request: EvalRequest, subject: Subject, sampling: SamplingParams) -> dict[str, Any]:
+    """What must be equal for two halves of an evaluation to be one. It may grow by tasks, tries and environments."""
+    config = subject.config
+    return {
+        "model": subject.name if subject.folder is None else str(subject.folder.resolve()),
+        "base_url": request.base_url,
+        "split": request.split,
+        "seed": config.seed,
+        "policy": config.agent.policy,
+        "tool_template": config.model.tool_template,
+        "max_length": config.model.max_length,
+        "max_turns": config.rollout.max_turns,
+        "max_episode_tokens": config.rollout.max_episode_tokens,
+        **{key: value for key, value in asdict(sampling).items() if key not in ("seed", "top_logprobs")},
+    }

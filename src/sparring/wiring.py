@@ -1,0 +1,84 @@
+"""What a run and an evaluation make alike out of a configuration: policy, engine, sampling, threads, signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparring.agents.native import NativePolicy
+from sparring.agents.policy import Policy
+from sparring.config import RunConfig
+from sparring.errors import ConfigError
+from sparring.plugins import load_attribute
+
+if TYPE_CHECKING:
+    from sparring.backend.engines.base import Engine, SamplingParams
+
+__all__ = ["make_engine", "make_policy", "sampling_params", "set_thread_environment", "sigterm_as_interrupt"]
+
+
+def make_policy(config: RunConfig) -> Policy:
+    if config.agent.policy == "native":
+        return NativePolicy()
+    return load_attribute(config.agent.policy, "agent.policy")(**config.agent.kwargs)
+
+
+def make_engine(config: RunConfig, model: Path, logs: Path) -> Engine:
+    """The engine of the model in the folder `model`, not started. `logs`: a folder for those of its servers."""
+    knobs = config.engine
+    if knobs.type == "sglang":
+        from sparring.backend.engines.sglang.configured import make_sglang
+
+        return make_sglang(config, model, logs)
+    if knobs.type != "torch":
+        raise ConfigError(f"engine.type={knobs.type!r} is not there yet; 'torch' and 'sglang' are")
+    make: Any
+    if knobs.in_process:
+        from sparring.backend.engines.torch_engine import TorchEngine as make
+    else:
+        from sparring.backend.engines.process_engine import ProcessEngine as make
+    return make(
+        model,
+        slots=knobs.slots,
+        max_length=config.model.max_length,
+        dtype=knobs.dtype,
+        device=knobs.device,
+        threads=knobs.threads,
+        deterministic=knobs.deterministic,
+        seed=config.seed,
+    )
+
+
+def sampling_params(config: RunConfig) -> SamplingParams:
+    from sparring.backend.engines.base import SamplingParams
+
+    return SamplingParams(**config.sampling.model_dump())
+
+
+def set_thread_environment(config: RunConfig) -> None:
+    """Before torch is imported: its threads, those of two processes, must not spin on each other's cores."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(config.trainer.threads))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """A scheduler's SIGTERM ends the command as Ctrl-C does: resumable."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
