@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from sparring.backend.objectives.base import Advantage, Credits
 from sparring.errors import TrainerError
-from sparring.types import Group, Trajectory
+from sparring.types import Group, StopReason, Trajectory
 
 __all__ = [
     "ADVANTAGES",
     "batch_norm",
     "discount_turns",
+    "filter_overlong",
     "group_mean",
     "group_norm",
     "leave_one_out",
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 Rewards = NDArray[np.float64]
+_OVERLONG = (StopReason.MAX_TOKENS, StopReason.MAX_TURNS)
 
 
 def leave_one_out(rewards: Rewards) -> Rewards:
@@ -79,6 +81,21 @@ def discount_turns(advantage: Advantage, discount: float) -> Advantage:
         return [[a * discount ** np.arange(len(a))[::-1] for a in group] for group in advantage(groups)]
 
     return discounted
+
+
+def filter_overlong(advantage: Advantage) -> Advantage:
+    """Give episodes that ran out of turns or tokens no advantage: what they would have done is not known (DAPO).
+
+    They stay in their group's baseline, and their tokens in the normaliser.
+    """
+
+    def filtered(groups: Sequence[Group]) -> Credits:
+        return [
+            [a * (t.stop_reason not in _OVERLONG) for t, a in zip(group.survivors, of_group, strict=True)]
+            for group, of_group in zip(groups, advantage(groups), strict=True)
+        ]
+
+    return filtered
 
 
 ADVANTAGES: Mapping[str, Advantage] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sparring.backend.objectives.advantages import ADVANTAGES, discount_turns
+from sparring.backend.objectives.advantages import ADVANTAGES, discount_turns, filter_overlong
 from sparring.backend.objectives.aggregation import AGGREGATIONS, constant
 from sparring.backend.objectives.base import Advantage, LossInputs, LossOutputs, Metric, Objective, Prepare
 from sparring.backend.objectives.correction import CORRECTIONS, Correction
@@ -33,6 +33,7 @@ class Parts:
         aggregation: "token_mean", "sequence_mean", or "constant" with `length`.
         kl: "k2" or "k3", with `kl_coefficient`, to the policy that training started from.
         reward_kl: coefficient of k1 in the reward.
+        overlong_filter: episodes that ran out of turns or tokens get no advantage.
         turn_discount: the advantage of a turn is multiplied by it once for every turn after it.
         recompute_proximal: one more forward pass for the proximal policy; without, it is the current one.
     """
@@ -47,6 +48,7 @@ class Parts:
     kl: str | None = None
     kl_coefficient: float = 0.0
     reward_kl: float = 0.0
+    overlong_filter: bool = False
     turn_discount: float = 1.0
     recompute_proximal: bool = False
 
@@ -79,6 +81,8 @@ def compose(name: str, parts: Parts, overrides: Mapping[str, Any], *, prepare: P
         advantage = _pick(name, "advantage", ADVANTAGES, advantage)
     if parts.turn_discount != 1.0:
         advantage = discount_turns(advantage, parts.turn_discount)
+    if parts.overlong_filter:
+        advantage = filter_overlong(advantage)
 
     def loss(x: LossInputs) -> LossOutputs:
         current = x.proximal if x.proximal is not None else x.logprobs.detach()

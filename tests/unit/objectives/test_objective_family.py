@@ -116,6 +116,13 @@ def test_dapo_takes_the_overlong_penalty_off_the_reward():
     assert [c[0] for c in credits] == [0.25, -0.25]
 
 
+def test_the_overlong_filter_takes_truncated_episodes_out_but_leaves_them_in_the_baseline():
+    truncated = dataclasses.replace(episode(3.0), stop_reason=StopReason.MAX_TOKENS)
+    advantage = load_objective("dr_grpo", {"overlong_filter": True}).advantage
+    (credits,) = advantage([Group("g", (episode(0.0), truncated))])
+    assert [c.tolist() for c in credits] == [[-1.5], [0.0]]
+
+
 def test_m2po_takes_out_the_largest_second_moments_of_the_trust_region_alone(kit):
     log_ratio = torch.tensor([0.1, 0.2, 0.9, -0.9, -0.1, 0.05], dtype=torch.float64)
     advantages = torch.tensor([1.0, 1.0, 1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
