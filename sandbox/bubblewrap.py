@@ -208,7 +208,7 @@ class BubblewrapProvider(SandboxProvider):
         missing = [tool for tool in _TOOLS if shutil.which(tool, path=_HOST_ENV["PATH"]) is None]
         if missing:
             raise SandboxError(f"bubblewrap sandboxes need {', '.join(missing)}: apt-get install bubblewrap util-linux")
-        reap_cgroups()
+        await reap_cgroups()
         async with self.make(SandboxSpec(memory_mib=64, disk_mib=16)) as probe:
             result = await probe.exec(["true"], timeout_s=20.0)
         if not result.ok:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import re
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -102,32 +104,43 @@ class ControlGroup:
         return sum(map(int, re.findall(r"oom_kill (\d+)", text)))
 
     async def remove(self, *, timeout_s: float = 5.0) -> None:
-        """Wait until its processes are gone, which somebody else kills, and remove it."""
+        """Kill what is left in it, and remove it once that is gone."""
         end = asyncio.get_running_loop().time() + timeout_s
-        for folder in self.folders:
-            while folder.exists():
-                try:
-                    folder.rmdir()
-                except OSError:  # a killed process takes a moment to be gone
-                    if asyncio.get_running_loop().time() > end:
-                        return
-                    await asyncio.sleep(0.002)
+        while not all(_kill_and_remove(folder) for folder in self.folders):
+            if asyncio.get_running_loop().time() > end:
+                return
+            await asyncio.sleep(0.002)  # a killed process takes a moment to be gone
 
     def _find(self, file: str) -> Path:
         return next((f / file for f in self.folders if (f / file).exists()), self.folders[0] / file)
 
 
-def reap_cgroups() -> int:
-    """Remove the groups of processes that have ended; returns how many."""
-    removed = 0
+async def reap_cgroups(*, timeout_s: float = 5.0) -> None:
+    """Kill and remove the groups of processes that have ended.
+
+    Most of what was in them has died with its owner; but a bwrap that lost its parent in the instant between its start
+    and its asking to die with it lives on.
+    """
     for base in set(cgroup_bases().values()):
         for folder in base.glob(f"{_PREFIX}*"):
             owner = Owner.parse(folder.name.removeprefix(_PREFIX).removeprefix("probe.").split(".")[0])
             if owner is not None and owner.is_dead():
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
-                    removed += 1
-    return removed
+                await ControlGroup((folder,)).remove(timeout_s=timeout_s)
+
+
+def _kill_and_remove(folder: Path) -> bool:
+    """Whether it is gone."""
+    for pid in map(int, _read(folder / "cgroup.procs").split()):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if pid > 0:  # 0: a process of another namespace
+                os.kill(pid, signal.SIGKILL)
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _read(path: Path) -> str:

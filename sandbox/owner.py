@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-__all__ = ["Owner"]
+__all__ = ["Owner", "start_ticks"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -29,7 +29,7 @@ class Owner:
     @classmethod
     def current(cls) -> Self:
         """This process. A fork is another owner."""
-        return cls(_place(), os.getpid(), _start_ticks(os.getpid()) or 0)
+        return cls(_place(), os.getpid(), start_ticks(os.getpid()) or 0)
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
@@ -44,7 +44,7 @@ class Owner:
 
     def is_dead(self) -> bool:
         """True only if that process has certainly ended; another machine's is never known to be dead."""
-        return self.place == _place() and _start_ticks(self.pid) != self.start_ticks
+        return self.place == _place() and start_ticks(self.pid) != self.start_ticks
 
 
 @functools.cache
@@ -55,7 +55,7 @@ def _place() -> str:
         return str(uuid.uuid4())
 
 
-def _start_ticks(pid: int) -> int | None:
+def start_ticks(pid: int) -> int | None:
     """Clock ticks from boot to the start of `pid` (field 22 of proc(5) stat); None where there is no live process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

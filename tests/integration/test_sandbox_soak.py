@@ -12,7 +12,7 @@ import pytest
 
 from sparring.sandbox import SandboxSpec, open_provider
 from sparring.sandbox.audit import descendants, left_over, own_usage
-from sparring.sandbox.owner import Owner
+from sparring.sandbox.owner import Owner, start_ticks
 
 EPISODES = Path(__file__).parent / "sandbox_episodes.py"
 KINDS = [pytest.param("docker", marks=pytest.mark.docker), pytest.param("bubblewrap", marks=pytest.mark.bubblewrap)]
@@ -49,7 +49,7 @@ async def test_after_many_sandboxes_nothing_is_left(kind: str, count: int) -> No
 )
 def test_episodes_killed_at_random_moments_leave_nothing(kind: str, episodes: int, kills: int, tmp_path: Path) -> None:
     done_file = tmp_path / "done"
-    owners = []
+    owners, started = [], set[tuple[int, int | None]]()
     chance = random.Random(episodes)
     for run in range(kills + 1):
         arguments = [sys.executable, str(EPISODES), kind, str(episodes), "16", str(done_file)]
@@ -62,17 +62,15 @@ def test_episodes_killed_at_random_moments_leave_nothing(kind: str, episodes: in
                 wait_until(lambda: done_count(done_file) >= (run + chance.random()) * share - 1, 120)  # noqa: B023
                 time.sleep(chance.uniform(0, 0.1))
                 assert process.poll() is None, "it was to be killed at work"
-                children = descendants(process.pid)
+                started |= {(pid, start_ticks(pid)) for pid in descendants(process.pid)}
             else:
                 assert process.wait(600) == 0
         finally:
             process.kill()
             process.wait()
-        if run < kills:
-            # Commands, and the holders of bubblewrap's overlays, end with us without anybody's help.
-            wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 10)  # noqa: B023
     assert sorted(map(int, done_file.read_text().split())) == list(range(episodes))
     assert left_over(map(Owner.parse, owners)) == {}
+    assert [pid for pid, ticks in started if ticks is not None and start_ticks(pid) == ticks] == []
 
 
 def done_count(done_file: Path) -> int:
