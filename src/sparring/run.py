@@ -148,6 +148,9 @@ class _Run:
         trajectories = self.worker.evaluate(
             self.train_tasks[:_PROBE_TASKS], split="train", sampling=sampling_params(self.config), version=0
         )
+        failures = [t.failure.message for t in trajectories if t.failure is not None]
+        if len(failures) == len(trajectories):
+            raise TaskError(f"no episode of the start-up probe could be played; the first failed thus: {failures[0]}")
         return [sequence for trajectory in trajectories for sequence in trajectory.sequences]
 
     def _warm_started(self, model: Path) -> Path:

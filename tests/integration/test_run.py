@@ -177,7 +177,7 @@ def test_the_same_seed_repeats_a_synchronous_run_bit_for_bit(config, tmp_path):
         (["trainer.learing_rate=1"], "trainer.learning_rate"),
         (["env.kwargs.train_size=0"], "has no task in its split"),
         (["env.id=sparring/Calculater-v0"], "Calculator"),
-        (["model.max_length=20", "sampling.max_new_tokens=4"], "20"),
+        (["model.max_length=20", "sampling.max_new_tokens=4"], "context of 20"),
         (["model.tool_template=null"], "tool_template"),
         (["model=/nowhere"], "no Hugging Face folder"),
         (["sampling.top_p=0.9"], "biased"),
