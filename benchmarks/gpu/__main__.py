@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks._report import Row, report
 
-PARTS = ("raw", "gateway", "weights", "numerics", "trainer", "tree", "gsm8k")
+PARTS = ("raw", "gateway", "weights", "numerics", "trainer", "tree", "gsm8k", "gsm8k_sync")
 
 
 def main() -> int:

@@ -119,4 +119,4 @@ def _kernel_errors() -> dict[str, float]:
     got, _ = tree_attention(torch.nn.Module(), *ours, None, tree=layout.to("cuda"))
     gradients = torch.autograd.grad((got * weights.cuda()).sum(), ours)
     pairs = zip(("out", "dq", "dk", "dv"), (got, *gradients), (expected, *wanted), strict=True)
-    return {name: float((a.float().cpu() - b).norm() / b.norm()) for name, a, b in pairs}
+    return {name: float((a.detach().float().cpu() - b.detach()).norm() / b.detach().norm()) for name, a, b in pairs}
