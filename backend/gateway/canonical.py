@@ -9,7 +9,7 @@ from typing import Any
 
 from sparring.types import Message
 
-__all__ = ["message_key", "restored", "tools_key"]
+__all__ = ["message_key", "restored", "root_key"]
 
 
 def message_key(message: Message) -> bytes:
@@ -22,8 +22,9 @@ def message_key(message: Message) -> bytes:
     return _digest([message.role, (message.content or "").strip(), calls])
 
 
-def tools_key(tools: Sequence[Mapping[str, Any]]) -> bytes:
-    return _digest(list(tools))
+def root_key(policy_id: str, tools: Sequence[Mapping[str, Any]]) -> bytes:
+    """Conversations with other tools, or another model, have nothing in common."""
+    return _digest([policy_id, list(tools)])
 
 
 def restored(messages: Sequence[Message], said_with: Callable[[str], Message | None]) -> tuple[Message, ...]:

@@ -235,13 +235,12 @@ class ChatFormat:
         return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
-        pieces = text.split(_SPLIT)
         try:
-            encoded = self._tokenizer.encode_batch(pieces, add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError):  # lone surrogates
-            pieces = [piece.encode("utf-8", "replace").decode() for piece in pieces]
-            encoded = self._tokenizer.encode_batch(pieces, add_special_tokens=False)
-        return [id_ for piece in encoded for id_ in piece.ids]
+            text.encode()
+        except UnicodeEncodeError:  # lone surrogates
+            text = text.encode("utf-8", "replace").decode()
+        pieces = (self._tokenizer.encode(piece, add_special_tokens=False) for piece in text.split(_SPLIT))
+        return [id_ for piece in pieces for id_ in piece.ids]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -26,24 +26,23 @@ def concat(tree: ConversationTree) -> tuple[TokenSequence, ...]:
     """One sequence for each leaf of the tree, in the order in which the leaves were recorded.
 
     Every sampled token is an action exactly once: turns that two leaves share are actions of the first, and context
-    (mask 0, no turn mark) of the second.
+    (mask 0, no turn mark) of the second. Conversations of frozen models alone give no sequence.
     """
-    done: set[TurnNode] = set()
-    sequences = []
-    for leaf in tree.leaves:
-        path = leaf.path
-        sequences.append(_sequence(path, new=[turn not in done for turn in path]))
-        done.update(path)
-    return tuple(sequences)
+    return tuple(sample.sequence for sample in concat_samples(tree, {}, 1.0))
 
 
 def concat_samples(tree: ConversationTree, rewards: Mapping[str, float], discount: float) -> list[Sample]:
     """`concat`, each sequence with the reward of its last turn."""
     by_turn = _discounted(tree, rewards, discount)
-    return [
-        Sample(leaf.interaction_id, sequence, by_turn.get(leaf.interaction_id))
-        for leaf, sequence in zip(tree.leaves, concat(tree), strict=True)
-    ]
+    done: set[TurnNode] = set()
+    samples = []
+    for leaf in tree.leaves:
+        path = leaf.path
+        new = [turn not in done for turn in path]
+        done.update(path)
+        if any(turn.trained and is_new for turn, is_new in zip(path, new, strict=True)):
+            samples.append(Sample(leaf.interaction_id, _sequence(path, new), by_turn.get(leaf.interaction_id)))
+    return samples
 
 
 def individual_samples(tree: ConversationTree, rewards: Mapping[str, float], discount: float) -> list[Sample]:
@@ -51,6 +50,8 @@ def individual_samples(tree: ConversationTree, rewards: Mapping[str, float], dis
     by_turn = _discounted(tree, rewards, discount)
     samples = []
     for turn in tree.turns:
+        if not turn.trained:
+            continue
         path = turn.path
         sequence = _sequence(path, new=[node is turn for node in path])
         samples.append(Sample(turn.interaction_id, sequence, by_turn.get(turn.interaction_id)))

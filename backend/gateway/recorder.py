@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from sparring.backend.engines.base import Engine, SamplingParams
 from sparring.backend.gateway.budget import Budget
 from sparring.backend.gateway.chat_format import ChatFormat
+from sparring.backend.gateway.served import POLICY, ServedModel
 from sparring.backend.gateway.session import Session, SessionRecord
-from sparring.errors import GatewayError
+from sparring.errors import ConfigError, GatewayError
 from sparring.types import Usage
 
 __all__ = ["Recorder", "Totals"]
@@ -37,17 +38,31 @@ class Recorder:
         max_length: context length in tokens, prompt and completion together.
 
     Attributes:
+        models: what answers, by policy id: the trained one, and frozen ones beside it.
         sessions: those that are open, by id.
         base_url: where the HTTP face listens, or None where it does not run.
     """
 
     def __init__(self, engine: Engine, chat: ChatFormat, sampling: SamplingParams, *, max_length: int) -> None:
-        self.engine, self.chat, self.sampling, self.max_length = engine, chat, sampling, max_length
+        self.engine, self.chat, self.sampling = engine, chat, sampling
+        self.models = {POLICY: ServedModel(POLICY, engine, chat, sampling, max_length)}
         self.base_url: str | None = None
         self.totals = Totals()
         self.sessions: dict[str, Session] = {}
         self._keys: dict[str, Session] = {}
         self._releases: set[asyncio.Task[None]] = set()
+
+    def add_frozen(
+        self, policy_id: str, engine: Engine, chat: ChatFormat, sampling: SamplingParams, *, max_length: int
+    ) -> None:
+        """Serve another model beside the policy, by that name: an opponent, a simulated user, a judge. Never trained.
+
+        Raises:
+            ConfigError: the name is taken.
+        """
+        if policy_id in self.models:
+            raise ConfigError(f"a model named {policy_id!r} is served already")
+        self.models[policy_id] = ServedModel(policy_id, engine, chat, sampling, max_length, trained=False)
 
     def open_session(
         self,
@@ -80,11 +95,8 @@ class Recorder:
             self,
             session_id,
             key,
-            engine=self.engine,
-            chat=self.chat,
-            sampling=evaluation or self.sampling,
-            evaluation=evaluation is not None,
-            max_length=self.max_length,
+            models=self.models,
+            evaluation=evaluation,
             budget=Budget(turns=turn_budget, tokens=token_budget),
             deadline=None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s,
         )
@@ -121,7 +133,8 @@ class Recorder:
     async def _release(self, session: Session) -> None:
         try:
             async with asyncio.timeout(_RELEASE_TIMEOUT_S):
-                for lineage in session.lineages:
-                    await self.engine.release(lineage)
+                for model in self.models.values():
+                    for lineage in session.lineages:
+                        await model.engine.release(lineage)
         except Exception:  # an engine that is dead keeps nothing
             pass

@@ -8,6 +8,7 @@ from typing import Any
 
 from sparring.backend.engines.base import Completion, SamplingParams
 from sparring.backend.gateway.schemas import satisfies
+from sparring.backend.gateway.served import POLICY
 from sparring.errors import GatewayError
 from sparring.types import ChatReply, Message
 
@@ -18,6 +19,7 @@ class ChatRequest:
     """One request for the next assistant message.
 
     Attributes:
+        policy_id: which model answers.
         max_new_tokens: at most so many; None: the session's own limit.
         stop: strings that end the answer and are left out of its content.
         tool_choice: "auto", "none" (a call in the text stays text), "required", or a tool's name.
@@ -32,6 +34,7 @@ class ChatRequest:
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     agent_id: str = "main"
+    policy_id: str = POLICY
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
     tool_choice: str = "auto"
@@ -59,6 +62,7 @@ class ChatRequest:
 class RecordedReply(ChatReply):
     """A reply with the tokens behind it. `stop_string` is the client's stop string that ended it, if one did."""
 
+    policy_id: str = POLICY
     completion: Completion = field(default_factory=lambda: Completion([], [], [], "stop"))
     stop_string: str | None = None
 

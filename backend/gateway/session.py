@@ -11,15 +11,16 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparring.backend.engines.base import Chunk, Completion, Engine, SamplingParams
+from sparring.backend.engines.base import Chunk, Completion, SamplingParams
 from sparring.backend.gateway.budget import Budget
-from sparring.backend.gateway.canonical import tools_key
+from sparring.backend.gateway.canonical import root_key
 from sparring.backend.gateway.chat_format import ChatFormat
 from sparring.backend.gateway.continuation import uninterrupted
 from sparring.backend.gateway.export import concat
 from sparring.backend.gateway.formats import Parsed
 from sparring.backend.gateway.formats.think import split_reasoning
 from sparring.backend.gateway.request import ChatRequest, RecordedReply, TextDelta, honoured
+from sparring.backend.gateway.served import POLICY, ServedModel
 from sparring.backend.gateway.speech import Speech
 from sparring.backend.gateway.tree import ConversationTree, TurnNode
 from sparring.errors import EngineError, GatewayError
@@ -63,8 +64,9 @@ class SessionRecord:
 class _Prepared:
     """A request and where it stands in the session's tree."""
 
+    model: ServedModel
     request: ChatRequest
-    tools_key: bytes
+    root_key: bytes
     parent: TurnNode | None
     covered: int  # messages that the parent's context covers
     prompt_ids: list[int]  # behind the parent's context
@@ -82,18 +84,14 @@ class Session(ChatClient):
         session_id: str,
         api_key: str,
         *,
-        engine: Engine,
-        chat: ChatFormat,
-        sampling: SamplingParams,
-        evaluation: bool,
-        max_length: int,
+        models: Mapping[str, ServedModel],
+        evaluation: SamplingParams | None,
         budget: Budget,
         deadline: float | None,
     ) -> None:
         self._recorder, self.session_id, self._api_key = recorder, session_id, api_key
         self._totals = recorder.totals
-        self._engine, self._chat, self._sampling, self._max_length = engine, chat, sampling, max_length
-        self._evaluation, self._budget, self._deadline = evaluation, budget, deadline
+        self._models, self._evaluation, self._budget, self._deadline = models, evaluation, budget, deadline
         self._tree = ConversationTree()
         self._normalised: Counter[str] = Counter()
         self._rewards: dict[str, float] = {}
@@ -146,10 +144,12 @@ class Session(ChatClient):
         Leaving the generator aborts the request, and nothing is recorded.
         """
         # A form that the client insists on is met by sampling again, which is sampling under the condition.
-        attempts = _ATTEMPTS if self._evaluation and request.constrained else 1
+        model = self._model(request.policy_id)
+        free = self._evaluation is not None or not model.trained
+        attempts = _ATTEMPTS if free and request.constrained else 1
         for attempt in range(attempts):
-            prepared = self._prepare(request, attempt)
-            speech = Speech(self._chat, request.stop)
+            prepared = self._prepare(model, request, attempt)
+            speech = Speech(model.chat, request.stop)
             async with aclosing(self._sample(prepared)) as chunks:
                 async for chunk in chunks:
                     if attempts == 1:
@@ -157,7 +157,7 @@ class Session(ChatClient):
                             yield delta
                     if chunk.completion is None:
                         continue
-                    message = self._message(request, chunk.completion)
+                    message = self._message(model.chat, request, chunk.completion)
                     if attempts > 1 and not request.accepts(message):
                         break
                     reply = self._record(prepared, chunk.completion, message)
@@ -207,9 +207,18 @@ class Session(ChatClient):
         """The budget that a request was refused for."""
         return self._budget.exhausted
 
-    @property
-    def chat_format(self) -> ChatFormat:
-        return self._chat
+    def chat_format(self, policy_id: str = POLICY) -> ChatFormat:
+        return self._model(policy_id).chat
+
+    def policy_for(self, name: str) -> str:
+        """The policy that a client's model name means: any name that is not another's is the trained one's."""
+        return name if name in self._models else POLICY
+
+    def _model(self, policy_id: str) -> ServedModel:
+        if policy_id not in self._models:
+            raise GatewayError(f"no model {policy_id!r}; there are {', '.join(self._models)}", param="model")
+        model = self._models[policy_id]
+        return replace(model, sampling=self._evaluation) if self._evaluation and model.trained else model
 
     def close(self) -> SessionRecord:
         """End the session: requests that still run fail, and what was recorded is handed out."""
@@ -237,25 +246,27 @@ class Session(ChatClient):
         """The names under which the engine may have kept something of this session."""
         return tuple(self._lineages)
 
-    def _prepare(self, request: ChatRequest, attempt: int) -> _Prepared:
+    def _prepare(self, model: ServedModel, request: ChatRequest, attempt: int) -> _Prepared:
         self._check_open()
         if request.max_new_tokens is not None and request.max_new_tokens < 1:
             raise GatewayError(f"max_tokens must be at least 1, not {request.max_new_tokens}", param="max_tokens")
-        sampling, replaced = honoured(self._sampling, request, evaluation=self._evaluation)
+        sampling, replaced = honoured(
+            model.sampling, request, evaluation=self._evaluation is not None or not model.trained
+        )
         messages, tools = self._tree.restored(request.messages), request.tools
-        key = tools_key(tools if self._chat.renders_tools else ())
+        key = root_key(model.policy_id, tools if model.chat.renders_tools else ())
         match = self._tree.match(key, messages)
         parent, covered = match.parent, match.length
         prompt_ids: list[int] | None = None
         if parent is not None:
             history, new = messages[:covered], messages[covered:]
-            prompt_ids = self._chat.encode_suffix(history, new, tools, ended=parent.ended)
+            prompt_ids = model.chat.encode_suffix(history, new, tools, ended=parent.ended)
         if prompt_ids is None:
-            parent, covered, prompt_ids = None, 0, self._chat.encode_prompt(messages, tools)
+            parent, covered, prompt_ids = None, 0, model.chat.encode_prompt(messages, tools)
         context_ids = parent.token_ids + prompt_ids if parent else prompt_ids
-        room = self._max_length - len(context_ids)
+        room = model.max_length - len(context_ids)
         if room < 1:
-            problem = f"a prompt of {len(context_ids)} tokens leaves no room in the context of {self._max_length}"
+            problem = f"a prompt of {len(context_ids)} tokens leaves no room in the context of {model.max_length}"
             if self._tree.turns:
                 raise self._budget.refusal(StopReason.MAX_TOKENS, f"session {self.session_id}: {problem}")
             raise GatewayError(
@@ -266,8 +277,9 @@ class Session(ChatClient):
             counter.update(replaced if attempt == 0 else ())
         self._begun += 1
         return _Prepared(
+            model=model,
             request=replace(request, messages=messages),
-            tools_key=key,
+            root_key=key,
             parent=parent,
             covered=covered,
             prompt_ids=prompt_ids,
@@ -276,7 +288,7 @@ class Session(ChatClient):
             sampling=replace(
                 sampling,
                 max_new_tokens=min(sampling.max_new_tokens, room),
-                stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *self._chat.end_ids))),
+                stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *model.chat.end_ids))),
                 seed=self._request_seed(sampling.seed),
             ),
         )
@@ -286,9 +298,12 @@ class Session(ChatClient):
         granted: int | None = None
         used: int | None = None
         try:
-            granted = await self._bounded(self._budget.take(prepared.sampling.max_new_tokens))
-            sampling = replace(prepared.sampling, max_new_tokens=granted)
-            stream = uninterrupted(self._engine, prepared.context_ids, sampling, session_id=prepared.lineage)
+            sampling = prepared.sampling
+            if prepared.model.trained:
+                granted = await self._bounded(self._budget.take(sampling.max_new_tokens))
+                sampling = replace(sampling, max_new_tokens=granted)
+            engine = prepared.model.engine
+            stream = uninterrupted(engine, prepared.context_ids, sampling, session_id=prepared.lineage)
             async with aclosing(stream):
                 while (chunk := await self._bounded(anext(stream, None))) is not None:
                     if chunk.completion is not None:
@@ -299,12 +314,12 @@ class Session(ChatClient):
             if granted is not None:
                 self._budget.settle(granted, used)
 
-    def _message(self, request: ChatRequest, said: Completion) -> Message:
+    def _message(self, chat: ChatFormat, request: ChatRequest, said: Completion) -> Message:
         """The assistant message in what was sampled, as the client gets it."""
-        text = self._chat.said(said.token_ids)
+        text = chat.said(said.token_ids)
         if said.stop_string in request.stop:
             text = text.partition(said.stop_string)[0]
-        parsed = self._chat.parser.parse(text, request.tools)
+        parsed = chat.parser.parse(text, request.tools)
         if parsed.calls and request.tool_choice == "none":
             parsed = Parsed(split_reasoning(text)[1], (), parsed.reasoning)
         calls = tuple(
@@ -315,7 +330,8 @@ class Session(ChatClient):
         return Message("assistant", content=content, tool_calls=calls, reasoning=parsed.reasoning)
 
     def _record(self, prepared: _Prepared, said: Completion, message: Message) -> RecordedReply:
-        text = self._chat.decode(said.token_ids)
+        chat = prepared.model.chat
+        text = chat.decode(said.token_ids)
         finish_reason = "tool_calls" if message.tool_calls and said.finish_reason == "stop" else said.finish_reason
         turn = TurnNode(
             parent=prepared.parent,
@@ -324,19 +340,23 @@ class Session(ChatClient):
             messages=(*prepared.request.messages[prepared.covered :], message),
             interaction_id=prepared.request.interaction_id or self.new_interaction_id(),
             lineage=prepared.lineage,
-            ended=bool(said.token_ids) and said.token_ids[-1] in self._chat.end_ids,
+            ended=bool(said.token_ids) and said.token_ids[-1] in chat.end_ids,
             finish_reason=finish_reason,
             agent_id=prepared.request.agent_id,
+            policy_id=prepared.model.policy_id,
+            trained=prepared.model.trained,
             temperature=prepared.sampling.temperature or 1.0,  # greedy log-probabilities are those of temperature 1
         )
         spellings = (message, Message("assistant", text))
-        broken = self._tree.add(prepared.tools_key, prepared.request.messages, turn, spellings)
+        broken = self._tree.add(prepared.root_key, prepared.request.messages, turn, spellings)
         self._totals.breaks.update([broken] if broken else [])
         usage = Usage(len(prepared.context_ids), len(said.token_ids), 1)
         self._usage = _sum(self._usage, usage)
         self._totals.usage = _sum(self._totals.usage, usage)
         stop_string = said.stop_string if said.stop_string in prepared.request.stop else None
-        return RecordedReply(message, text, finish_reason, usage, turn.interaction_id, said, stop_string)
+        return RecordedReply(
+            message, text, finish_reason, usage, turn.interaction_id, turn.policy_id, said, stop_string
+        )
 
     def _turn(self, interaction_id: str) -> TurnNode:
         for turn in reversed(self._tree.turns):

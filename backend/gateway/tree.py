@@ -97,8 +97,8 @@ class ConversationTree:
         """The messages with this session's answers as they were given; see `canonical.restored`."""
         return restored(messages, self._answers.get)
 
-    def match(self, tools: bytes, messages: Sequence[Message]) -> Match:
-        place = self._roots.get(tools)
+    def match(self, root: bytes, messages: Sequence[Message]) -> Match:
+        place = self._roots.get(root)
         best: Match | None = None
         for known, message in enumerate(messages):
             place = place.children.get(message_key(message)) if place else None
@@ -109,21 +109,21 @@ class ConversationTree:
         return Match(best.parent, best.length, len(messages)) if best else Match(None, 0, len(messages))
 
     def add(
-        self, tools: bytes, messages: Sequence[Message], turn: TurnNode, spellings: Iterable[Message]
+        self, root: bytes, messages: Sequence[Message], turn: TurnNode, spellings: Iterable[Message]
     ) -> str | None:
         """Record a turn that answered `messages`; it will be recognised in any of its `spellings`.
 
         Returns:
             why it had to start a sequence of its own, or None where it did not.
         """
-        reason = self._break_reason(tools, messages, turn)
+        reason = self._break_reason(root, messages, turn)
         if reason is not None:
             self.breaks[reason] += 1
         self.turns.append(turn)
         self._answers.update((call.id, turn.messages[-1]) for call in turn.messages[-1].tool_calls)
         if turn.parent is not None:
             turn.parent.children.append(turn)
-        place = self._roots.setdefault(tools, _Place())
+        place = self._roots.setdefault(root, _Place())
         for message in messages:
             place = place.children.setdefault(message_key(message), _Place())
         first, *others = dict.fromkeys(message_key(spelling) for spelling in spellings)
@@ -133,11 +133,11 @@ class ConversationTree:
             place.children.setdefault(key, said)
         return reason
 
-    def _break_reason(self, tools: bytes, messages: Sequence[Message], turn: TurnNode) -> str | None:
+    def _break_reason(self, root: bytes, messages: Sequence[Message], turn: TurnNode) -> str | None:
         if not self.turns or (turn.parent is not None and not turn.parent.children):
             return None
-        match = self.match(tools, messages)
-        if turn.parent is None and any(self.match(other, messages).parent for other in self._roots if other != tools):
+        match = self.match(root, messages)
+        if turn.parent is None and any(self.match(other, messages).parent for other in self._roots if other != root):
             return "tools_changed"
         if any(message.role == "assistant" for message in messages[match.known :]):
             return "history_rewritten"

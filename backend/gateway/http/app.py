@@ -27,11 +27,8 @@ _RETRY_AFTER_S = "1"
 _SessionRoute = Callable[[Request, Session], Awaitable[Response]]
 
 
-def make_app(recorder: Recorder, ledger: Ledger, *, admin_key: str, model_names: tuple[str, ...]) -> FastAPI:
-    """The application over a recorder. Its first model name is the trained policy's.
-
-    Any other name that an agent's code may hold is served by the policy too.
-    """
+def make_app(recorder: Recorder, ledger: Ledger, *, admin_key: str) -> FastAPI:
+    """The application over a recorder. A model name that is no frozen model's is served by the trained policy."""
     app = FastAPI(title="sparring gateway", docs_url=None, redoc_url=None, openapi_url=None)
     metrics = GatewayMetrics(recorder)
 
@@ -98,7 +95,7 @@ def make_app(recorder: Recorder, ledger: Ledger, *, admin_key: str, model_names:
     @app.get("/v1/models")
     @app.get("/models")
     async def models() -> dict[str, Any]:
-        listed = [{"id": name, "object": "model", "created": 0, "owned_by": "sparring"} for name in model_names]
+        listed = [{"id": name, "object": "model", "created": 0, "owned_by": "sparring"} for name in recorder.models]
         return {"object": "list", "data": listed}
 
     @app.get("/health")

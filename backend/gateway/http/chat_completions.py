@@ -59,7 +59,13 @@ async def chat_completions(request: Request, session: Session) -> Response:
     asked = _read(body)
     agent_id = request.headers.get(AGENT_HEADER, asked.agent_id)
     asks = [
-        replace(asked, agent_id=agent_id, interaction_id=session.new_interaction_id()) for _ in range(body.n or 1)
+        replace(
+            asked,
+            agent_id=agent_id,
+            policy_id=session.policy_for(body.model),
+            interaction_id=session.new_interaction_id(),
+        )
+        for _ in range(body.n or 1)
     ]
     if body.stream:
         return await event_stream(request, _events(session, body, asks))

@@ -14,10 +14,10 @@ _LEAST = -9999.0  # JSON has no infinity
 
 def token_logprobs(session: Session, reply: RecordedReply) -> list[dict[str, Any]]:
     """One entry a sampled token, the end of turn included; under the distribution that it was sampled from."""
-    said = reply.completion
+    said, chat = reply.completion, session.chat_format(reply.policy_id)
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
-        text = session.chat_format.decode([token_id], special_tokens=True)
+        text = chat.decode([token_id], special_tokens=True)
         return {"token": text, "logprob": max(logprob, _LEAST), "bytes": list(text.encode())}
 
     alternatives_of = said.top_logprobs or [[] for _ in said.token_ids]

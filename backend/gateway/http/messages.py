@@ -41,6 +41,7 @@ async def messages(request: Request, session: Session) -> Response:
     body = await read_body(request, _MessagesBody)
     asked = replace(
         _read(body),
+        policy_id=session.policy_for(body.model),
         agent_id=request.headers.get(AGENT_HEADER, "main"),
         interaction_id=session.new_interaction_id(),
     )

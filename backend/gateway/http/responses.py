@@ -52,6 +52,7 @@ async def responses(request: Request, session: Session) -> Response:
     body = await read_body(request, _ResponseBody)
     asked = replace(
         _read(body, session),
+        policy_id=session.policy_for(body.model),
         agent_id=request.headers.get(AGENT_HEADER, "main"),
         interaction_id=session.new_interaction_id(),
     )

@@ -50,7 +50,6 @@ class GatewayServer:
         admin_key: str | None = None,
         limits: SessionLimits | None = None,
         capacity: int | None = None,
-        model_names: tuple[str, ...] = ("policy",),
     ) -> None:
         weak = admin_key is not None and (len(admin_key) < _LEAST_ADMIN_KEY or admin_key in _KNOWN_ADMIN_KEYS)
         if weak and not _is_loopback(host):
@@ -62,7 +61,7 @@ class GatewayServer:
         self.admin_key = admin_key or secrets.token_urlsafe(32)
         self.base_url = ""
         self._ledger = Ledger(recorder, limits or SessionLimits(), capacity)
-        app = make_app(recorder, self._ledger, admin_key=self.admin_key, model_names=model_names)
+        app = make_app(recorder, self._ledger, admin_key=self.admin_key)
         config = uvicorn.Config(
             app,
             lifespan="off",
