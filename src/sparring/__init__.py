@@ -16,5 +16,6 @@ def _register_env(env_id: str, module: str, name: str, **kwargs: str) -> None:
 _register_env("Calculator-v0", "calculator", "Calculator")
 _register_env("GSM8K-v0", "gsm8k", "GSM8K")
 _register_env("KeyLookup-v0", "key_lookup", "KeyLookup")
+_register_env("SingleTurn-v0", "single_turn", "SingleTurn")
 for _domain in ("airline", "retail", "telecom", "mock"):
     _register_env(f"Tau2-{_domain}-v0", "tau2.env", "Tau2Env", domain=_domain)
