@@ -27,6 +27,7 @@ _PREFIX_TOKENS = 64  # requests of one group, and turns of one episode, agree on
 _REMEMBERED = 65536
 _IMBALANCE = 1.25
 _SLACK = 8
+_MISSED = 3
 
 
 @dataclass(eq=False)
@@ -35,6 +36,7 @@ class _Member:
 
     engine: Engine
     load: int = 0
+    missed: int = 0
     fault: str | None = None
 
 
@@ -189,7 +191,8 @@ class EnginePool(Engine):
             await asyncio.sleep(self._check_every_s)
             for member in self._members:
                 healthy = await self._healthy(member)
-                if not healthy and member.fault is None:
-                    self._take_out(member, EngineError("its health check failed"))
+                member.missed = 0 if healthy else member.missed + 1
+                if member.missed >= _MISSED and member.fault is None:  # one may be missed for work
+                    self._take_out(member, EngineError(f"{_MISSED} health checks in a row failed"))
                 elif healthy and member.fault is not None and member.engine.version == self.version:
                     member.fault = None
