@@ -27,7 +27,8 @@ if ! answers; then
   [[ -z ${DOCKER_HOST:-} ]] || fail "DOCKER_HOST=$DOCKER_HOST does not answer; start that daemon or unset DOCKER_HOST"
   [[ $(id -u) == 0 ]] || fail "no daemon answers, and only root can start one: sudo $0"
   mkdir -p "$root"
-  rm -f "$root/pid"
+  # What a killed daemon left: a process id that may be another program's by now keeps the next one from starting.
+  rm -f "$root/pid" "$root/exec/containerd/containerd.pid"
   # No bridge and no firewall rules: sandboxes have no network, and a daemon in a container may not be allowed either.
   setsid nohup dockerd --data-root "$root/data" --exec-root "$root/exec" --pidfile "$root/pid" \
     -H unix:///var/run/docker.sock --iptables=false --ip-forward=false --ip-masq=false --bridge=none \
