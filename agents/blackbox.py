@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from sparring.types import ChatClient, Message, StopReason
 
 __all__ = ["BlackBoxPolicy"]
 
-_TASK_FILE = "{task_file}"
+_PYTHON, _TASK_FILE = "{python}", "{task_file}"
 
 
 @runtime_checkable
@@ -41,7 +42,8 @@ class BlackBoxPolicy:
     the reward is that of any other agent that said the same.
 
     Args:
-        command: the program and its arguments; "{task_file}" among them becomes the path of a file with the task.
+        command: the program and its arguments. "{python}" among them is this process's interpreter, and "{task_file}"
+            the path of a file with the task.
         task: "json": an object with the environment's `messages` and `tools` in OpenAI's format; "text": the last
             message alone. Written to standard input unless the command takes a file.
         environ: further variables.
@@ -57,7 +59,8 @@ class BlackBoxPolicy:
     ) -> None:
         if not command:
             raise ConfigError("a black box needs a command")
-        self._command, self._task, self._environ, self._cwd = tuple(command), task, dict(environ or {}), cwd
+        self._command = tuple(part.replace(_PYTHON, sys.executable) for part in command)
+        self._task, self._environ, self._cwd = task, dict(environ or {}), cwd
 
     async def play(self, env: ChatEnv, client: ChatClient) -> Outcome:
         base_url = served_at(client)
