@@ -6,7 +6,7 @@ Every task's gold conversation is played in upstream's environment and scored by
 `Tau2Env`; the two verdicts must be equal. Ours pays for everything between `areset` and the returned info, upstream's
 for its environment and its evaluator alone. A tool call is `World.respond` against `Environment.get_response`; a step,
 from the agent's message to the observation, is `astep` against two steps of upstream's orchestrator. Upstream's logging
-is switched off for both.
+is switched off for both. Times are of the processor, not of the clock: both programs wait for nothing.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class _Times:
 
 def _upstream(domain: str, task: Any, case: Case, times: _Times) -> dict[str, Any]:
     marks: list[tuple[str, float]] = []
-    start = time.perf_counter()
+    start = time.thread_time()
     played = upstream_play(domain, task, case, mark=lambda name, seconds: marks.append((name, seconds)))
     times.reset.append(next(at for name, at in marks if name == "reset") - start)
     times.calls += [seconds for name, seconds in marks if name == "tool"]
-    start = time.perf_counter()
+    start = time.thread_time()
     verdict = upstream_score(domain, task, played)
-    times.score.append(time.perf_counter() - start)
+    times.score.append(time.thread_time() - start)
     _orchestrate(domain, task, case, times)
     return verdict
 
@@ -86,24 +86,24 @@ def _orchestrate(domain: str, task: Any, case: Case, times: _Times) -> None:
     orchestrator = Orchestrator(domain, _Reader(parts[0]), _Reader(parts[1]), environment, task)
     orchestrator.initialize()
     while not orchestrator.done:
-        start = time.perf_counter()
+        start = time.thread_time()
         orchestrator.step()
         if orchestrator.from_role is Role.AGENT and orchestrator.to_role is Role.ENV:
             orchestrator.step()
-            times.steps.append(time.perf_counter() - start)
+            times.steps.append(time.thread_time() - start)
 
 
 async def _ours(env: Tau2Env, task_id: str, case: Case, times: _Times) -> dict[str, Any]:
     env.user = Puppet([line for line in case.lines if line.speaker == "user"])
-    start = time.perf_counter()
+    start = time.thread_time()
     await env.areset(seed=0, options={"task_id": task_id})
-    times.reset.append(time.perf_counter() - start)
+    times.reset.append(time.thread_time() - start)
     for number, line in enumerate(line for line in case.lines if line.speaker == "assistant"):
         call = (ToolCall(f"call_{number}", line.tool, json.dumps(line.arguments)),) if line.tool else ()
         message = Message("assistant", line.text or None, call)
-        start = time.perf_counter()
+        start = time.thread_time()
         *_, terminated, _, _ = await env.astep(message)
-        seconds = time.perf_counter() - start
+        seconds = time.thread_time() - start
         if line.tool:
             times.steps.append(seconds)
         elif terminated:
@@ -111,10 +111,10 @@ async def _ours(env: Tau2Env, task_id: str, case: Case, times: _Times) -> dict[s
     world = env.start.world("tool calls alone")
     for line in case.lines:
         if line.tool:
-            start = time.perf_counter()
+            start = time.thread_time()
             world.respond(line.tool, line.arguments or {}, line.speaker)
             if line.speaker == "assistant":
-                times.calls.append(time.perf_counter() - start)
+                times.calls.append(time.thread_time() - start)
     return our_summary(env)
 
 

@@ -238,7 +238,7 @@ def upstream_play(
         initialization_actions=state.initialization_actions if state else None,
         message_history=history,
     )
-    mark("reset", time.perf_counter())
+    mark("reset", time.thread_time())
     messages: list[Any] = history or [AssistantMessage(role="assistant", content=FIRST_MESSAGE)]
     contents: list[str] = []
     for number, line in enumerate(case.lines):
@@ -248,10 +248,10 @@ def upstream_play(
             continue
         arguments = dict(line.arguments or {})
         call = ToolCall(id=f"call_{number}", name=line.tool, arguments=arguments, requestor=line.speaker)
-        start = time.perf_counter()
+        start = time.thread_time()
         response = environment.get_response(call)
         if line.speaker == "assistant":
-            mark("tool", time.perf_counter() - start)
+            mark("tool", time.thread_time() - start)
         contents.append(response.content)
         messages += [kind(role=line.speaker, tool_calls=[call]), response]
     return UpstreamPlay(environment, messages, contents)
