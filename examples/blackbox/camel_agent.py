@@ -7,6 +7,8 @@ import json
 import os
 import sys
 
+os.environ.setdefault("CAMEL_LOGGING_DISABLED", "true")  # before the import: it logs to standard output
+
 from agent import calculate
 from camel.agents import ChatAgent
 from camel.messages import BaseMessage, FunctionCallingMessage
