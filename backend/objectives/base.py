@@ -18,7 +18,18 @@ from torch import Tensor
 
 from sparring.types import Group
 
-__all__ = ["Advantage", "Credits", "Loss", "LossInputs", "LossOutputs", "Metric", "Objective", "Prepare", "Totals"]
+__all__ = [
+    "Advantage",
+    "Credits",
+    "CriticSpec",
+    "Loss",
+    "LossInputs",
+    "LossOutputs",
+    "Metric",
+    "Objective",
+    "Prepare",
+    "Totals",
+]
 
 Metric: TypeAlias = "tuple[Tensor, Tensor]"
 """A sum and the count it is over: micro-batches and devices add both, the quotient is what is logged."""
@@ -51,6 +62,8 @@ class LossInputs:
             it is log π itself, detached: a step takes one update on its batch.
         reference: log-probability under the reference model, where the objective has a KL term.
         step: numbers that `Objective.prepare` took over the whole step.
+        values, old_values, returns: the critic's value of the state before the token, with gradient; the one at the
+            start of the step; what it should have been. Where the objective has a critic.
     """
 
     logprobs: Tensor
@@ -63,6 +76,9 @@ class LossInputs:
     proximal: Tensor | None = None
     reference: Tensor | None = None
     step: Mapping[str, float] = field(default_factory=dict)
+    values: Tensor | None = None
+    old_values: Tensor | None = None
+    returns: Tensor | None = None
 
     def sequence_sum(self, values: Tensor) -> Tensor:
         """(M,) -> (S,)."""
@@ -86,6 +102,23 @@ Prepare: TypeAlias = "Callable[[LossInputs], Mapping[str, float]]"
 
 
 @dataclass(frozen=True)
+class CriticSpec:
+    """What critic an objective wants.
+
+    Attributes:
+        level: "token" or "turn": the steps of generalised advantage estimation.
+        discount, trace: γ and λ.
+        own_model: a model of its own instead of a layer on the policy's states.
+    """
+
+    level: str
+    discount: float
+    trace: float
+    own_model: bool
+    learning_rate: float
+
+
+@dataclass(frozen=True)
 class Objective:
     """An advantage and a loss under one name.
 
@@ -95,6 +128,7 @@ class Objective:
         needs_proximal: the trainer computes log-probabilities of the whole step without gradient first.
         needs_reference: the trainer keeps the initial policy and scores every token with it.
         reward_kl: subtracted from an episode's reward for each nat of log μ − log reference (k1), summed over it.
+        critic: the trainer keeps a critic, whose advantages replace those of `advantage`.
         parts: what the name expands to, for display.
     """
 
@@ -105,4 +139,5 @@ class Objective:
     needs_proximal: bool = False
     needs_reference: bool = False
     reward_kl: float = 0.0
+    critic: CriticSpec | None = None
     parts: Mapping[str, str] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from sparring.backend.objectives.gigpo import gigpo
 from sparring.backend.objectives.grpo import grpo
 from sparring.backend.objectives.gspo import gspo
 from sparring.backend.objectives.m2po import m2po
+from sparring.backend.objectives.ppo import ppo
 from sparring.backend.objectives.reinforce_pp import reinforce_pp
 from sparring.backend.objectives.rloo import rloo
 from sparring.backend.objectives.sapo import sapo
@@ -26,7 +27,7 @@ __all__ = ["OBJECTIVES", "load_objective"]
 
 OBJECTIVES: Mapping[str, Callable[..., Objective]] = {
     make.__name__: make
-    for make in (default, grpo, dr_grpo, dapo, rloo, reinforce_pp, gspo, cispo, sapo, m2po, gigpo, decoupled_ppo)
+    for make in (default, grpo, dr_grpo, dapo, rloo, reinforce_pp, gspo, cispo, sapo, m2po, gigpo, decoupled_ppo, ppo)
 }
 
 

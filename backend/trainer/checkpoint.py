@@ -13,7 +13,7 @@ import random
 import re
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +75,12 @@ def save_checkpoint(
     *,
     keep: int,
     extra: Mapping[str, Any] | None = None,
+    also: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write `run_dir/checkpoint-{step}` atomically, then remove all but the newest `keep`.
 
     Args:
+        also: writes more files into the folder before it is sealed.
         extra: JSON-able state of others (sampler and buffer position), returned by `load_checkpoint`.
 
     Raises:
@@ -92,6 +94,8 @@ def save_checkpoint(
         tensors, scalars = _flatten_optimizer(optimizer, dict(model.named_parameters()))
         save_file(tensors, partial / "optimizer.safetensors")
         save_file(_torch_rng(), partial / "rng.safetensors")
+        if also is not None:
+            also(partial)
         document = {
             "format": _FORMAT,
             "step": step,

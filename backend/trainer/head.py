@@ -31,10 +31,14 @@ _LOGIT_EXTRAS = ("final_logit_softcapping", "logit_scale", "output_multiplier", 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """logprobs (M,) of the action tokens, with gradient; entropy (U,) of the scored distributions, without."""
+    """logprobs (M,) of the action tokens, with gradient; entropy (U,) of the scored distributions, without.
+
+    `hidden` (U, D) are the last states at the scored positions, with gradient.
+    """
 
     logprobs: Tensor
     entropy: Tensor
+    hidden: Tensor
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -157,15 +161,18 @@ def install_head(model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
     original = model.forward
 
     @functools.wraps(type(model).forward)
-    def forward(self: PreTrainedModel, *args: Any, row: PackedRow | None = None, **kwargs: Any) -> Any:
+    def forward(
+        self: PreTrainedModel, *args: Any, row: PackedRow | None = None, head: bool = True, **kwargs: Any
+    ) -> Any:
         if row is None:
             return original(*args, **kwargs)
-        return _score(self, row, compute_dtype)
+        return _score(self, row, compute_dtype, head)
 
     model.forward = types.MethodType(forward, model)
 
 
-def _score(model: PreTrainedModel, row: PackedRow, dtype: torch.dtype) -> Scores:
+def _score(model: PreTrainedModel, row: PackedRow, dtype: torch.dtype, with_head: bool) -> Scores:
+    """Without the head, log-probabilities and entropy are empty: a critic needs the states alone."""
     device_type = row.input_ids.device.type
     autocast = torch.autocast(device_type, dtype=dtype, enabled=dtype in (torch.bfloat16, torch.float16))
     with autocast:
@@ -173,6 +180,9 @@ def _score(model: PreTrainedModel, row: PackedRow, dtype: torch.dtype) -> Scores
         hidden = backbone(
             input_ids=row.input_ids[None], position_ids=row.position_ids[None], use_cache=False, tree=row.layout
         ).last_hidden_state[0]
+    hidden = hidden[row.scored]
+    if not with_head:
+        return Scores(hidden.new_empty(0), hidden.new_empty(0), hidden)
     head: nn.Module = model.get_output_embeddings()
     weight: Any = head.weight
     bias: Any = getattr(head, "bias", None)
@@ -182,6 +192,6 @@ def _score(model: PreTrainedModel, row: PackedRow, dtype: torch.dtype) -> Scores
     head_dtype = dtype if device_type in ("cpu", "cuda") else torch.promote_types(torch.float32, weight.dtype)
     with torch.autocast(device_type, enabled=False):
         logprobs, entropy = chunked_logprobs(
-            hidden[row.scored], weight, bias, row.inverse_temperature, row.term_row, row.targets, head_dtype
+            hidden, weight, bias, row.inverse_temperature, row.term_row, row.targets, head_dtype
         )
-    return Scores(logprobs, entropy)
+    return Scores(logprobs, entropy, hidden)

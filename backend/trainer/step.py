@@ -97,8 +97,15 @@ def loss_inputs(
     proximal: torch.Tensor | None = None,
     reference: torch.Tensor | None = None,
     step: Mapping[str, float] | None = None,
+    values: torch.Tensor | None = None,
+    targets: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> LossInputs:
-    """One micro-batch as the objective sees it. `proximal` and `reference` are (M,), in the order of its terms."""
+    """One micro-batch as the objective sees it. All are (M,), in the order of its terms.
+
+    Args:
+        targets: the critic's old values and returns.
+    """
+    old_values, returns = targets or (None, None)
     return LossInputs(
         logprobs=scores.logprobs,
         behaviour=row.behaviour_logprobs,
@@ -110,6 +117,9 @@ def loss_inputs(
         proximal=proximal,
         reference=reference,
         step=step or {},
+        values=values,
+        old_values=old_values,
+        returns=returns,
     )
 
 

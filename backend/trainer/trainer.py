@@ -31,6 +31,7 @@ from sparring.backend.trainer.checkpoint import (
     save_model,
 )
 from sparring.backend.trainer.compiled import compile_layers
+from sparring.backend.trainer.critic import Critic
 from sparring.backend.trainer.interrupt import InterruptGuard
 from sparring.backend.trainer.metrics import MetricsFile, StepMeter
 from sparring.backend.trainer.packing import PackedRow, Sample, pack, split_rows
@@ -151,6 +152,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         self.weight_transfer = publisher if self._main else None  # type: ignore[assignment]
         self._policy, self._tokenizer = model, tokenizer
         self._reference = self._load_reference(model_path) if self.objective.needs_reference else None
+        self._critic = self._make_critic(model_path)
         self._scheduler = scheduler
         self._run_dir = Path(run_dir)
         self._evaluate_policy = evaluate
@@ -178,6 +180,16 @@ class AgentTrainer(AsyncGRPOTrainer):
         """The policy that the run starts from, frozen, for KL terms."""
         reference: Any = load_policy(model_path, getattr(torch, self.run_config.trainer.dtype))[0]
         return reference.requires_grad_(False).to(self.args.device)
+
+    def _make_critic(self, model_path: str | Path) -> Critic | None:
+        spec = self.objective.critic
+        if spec is None:
+            return None
+        trunk: Any = None
+        if spec.own_model:
+            trunk = load_policy(model_path, getattr(torch, self.run_config.trainer.dtype))[0].to(self.args.device)  # type: ignore[arg-type]
+            trunk.get_output_embeddings().requires_grad_(trunk.config.tie_word_embeddings)
+        return Critic(spec, trunk, self._policy.config.get_text_config().hidden_size, self.args.device)
 
     # ---- the run ----
 
@@ -213,6 +225,7 @@ class AgentTrainer(AsyncGRPOTrainer):
                 _plain(self.optimizer),
                 self._scheduler,
                 keep=self.run_config.trainer.keep_checkpoints,
+                also=self._critic.save if self._critic is not None else None,
             )
 
     def write_model(self, folder: Path, chat_template: str) -> None:
@@ -240,6 +253,8 @@ class AgentTrainer(AsyncGRPOTrainer):
         out = super()._prepare_for_training(*args)
         if self._resume_from is not None:
             load_checkpoint(self._resume_from, self._policy, _plain(self.optimizer), self._scheduler)
+            if self._critic is not None:
+                self._critic.load(self._resume_from)
         return out
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
@@ -270,6 +285,11 @@ class AgentTrainer(AsyncGRPOTrainer):
         scored: dict[int, Scored] = {}
         earlier = self._first_pass(model, mine) if self.objective.needs_proximal else None
         prepared = prepare_step(self.objective, inputs, earlier or {})
+        if self._critic is not None:
+            inputs = self._with_critic(model, inputs, mine)
+            rows = split_rows(inputs.samples, budget, at_least=world)
+            mine = rows[self.accelerator.process_index :: world]
+            prepared = {**prepared, "critic/step": float(self.state.global_step)}
         with self._timed("train"):
             # DDP averages over ranks and every rank must take part in its reduction: a rank without a row of its own
             # runs the first row for nothing.
@@ -285,6 +305,8 @@ class AgentTrainer(AsyncGRPOTrainer):
                         proximal=proximal_of(row, earlier) if earlier is not None else None,
                         reference=self._reference_scores(row),
                         step=prepared,
+                        values=self._critic.values(row, scores) if self._critic is not None else None,
+                        targets=self._critic.targets_of(row) if self._critic is not None else None,
                     )
                     out = self.objective.loss(x)
                     self.accelerator.backward(out.loss * (world if mine else 0))
@@ -317,6 +339,14 @@ class AgentTrainer(AsyncGRPOTrainer):
             scored = score_rows(model, mine, self.args.device)
         return ChainMap(*gather_object([scored])) if self.accelerator.num_processes > 1 else ChainMap(scored)
 
+    def _with_critic(self, model: Any, step: Step, mine: Sequence[Sequence[Sample]]) -> Step:
+        assert self._critic is not None
+        with self._timed("first_pass"):
+            values = self._critic.score(model, mine, self.args.device)
+        if self.accelerator.num_processes > 1:
+            values = dict(ChainMap(*gather_object([values])))
+        return self._critic.credit(step, self._groups, values)
+
     @torch.no_grad()
     def _reference_scores(self, row: PackedRow) -> torch.Tensor | None:
         if self._reference is None or self.objective.reward_kl:
@@ -334,6 +364,10 @@ class AgentTrainer(AsyncGRPOTrainer):
                 f"step {self.state.global_step + 1}: not finite: {odd}. No weight has changed; the batch is in {where}"
             )
         return norm
+
+    def _update_critic(self) -> None:
+        if self._critic is not None:
+            self._record["critic/grad_norm"] = self._critic.update(self.run_config.trainer.max_grad_norm)
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0  # transformers would look for padded input ids
@@ -466,6 +500,7 @@ class _LifeCycle(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> None:
         self._trainer._guard.hold()
+        self._trainer._update_critic()
         self._trainer._optimizer_began = time.perf_counter()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

@@ -27,6 +27,9 @@ def make_inputs(
         "n_sequences": s,
         "lags": torch.zeros(n, dtype=torch.int32),
         "totals": Totals(tokens=n, sequences=s, groups=1),
+        "values": torch.zeros(n, dtype=torch.float64, requires_grad=True),
+        "old_values": torch.zeros(n, dtype=torch.float64),
+        "returns": torch.zeros(n, dtype=torch.float64),
     }
     return LossInputs(**(fields | overrides))
 
