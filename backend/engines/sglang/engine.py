@@ -37,7 +37,7 @@ __all__ = ["SGLangEngine"]
 
 _CONTROL_S = 30.0  # pause and resume take milliseconds
 _UPDATE_S = 300.0  # from disk, a large model takes minutes
-_HEALTH_S = 0.9
+_HEALTH_S = 4.5
 _PROBE_S = 60.0
 _T = TypeVar("_T")
 
