@@ -22,9 +22,9 @@ class RemoteClient:
     api_key = os.environ["OPENAI_API_KEY"]
 
 
-async def main(task_id: str, env_id: str = ENV_ID) -> None:
+async def main(task_id: str, env_id: str = ENV_ID, env_kwargs: str = "{}") -> None:
     spec = EpisodeSpec("episode", "group", env_id, task_id, seed=0)
-    result = await make_runner(env_id, {}, CamelPolicy(), timeout_s=100)(spec, RemoteClient())
+    result = await make_runner(env_id, json.loads(env_kwargs), CamelPolicy(), timeout_s=100)(spec, RemoteClient())
     failure = result.failure and result.failure.message
     print(json.dumps({"reward": result.reward, "reward_parts": dict(result.reward_parts), "failure": failure}))
 

@@ -1,6 +1,7 @@
 """Adapters against an engine that says what it is told: malformed calls, budgets, programs that misbehave."""
 
 import asyncio
+import json
 import os
 import sys
 
@@ -10,6 +11,7 @@ from agents import Agent
 from sparring.agents.blackbox import BlackBoxPolicy
 from sparring.agents.native import NativePolicy
 from sparring.agents.openai_agents import OpenAIAgentsPolicy
+from sparring.agents.process import run_program
 from sparring.agents.runner import make_runner
 from sparring.types import EpisodeSpec, StopReason
 
@@ -83,6 +85,34 @@ async def test_an_environment_s_own_budget_ends_the_agent(play, name):
     result, record = await play(AGENTS[name], *[CALL] * 9, max_turns=3)
     assert (result.stop_reason, result.reward) == (StopReason.MAX_TURNS, 0.4)
     assert record.usage.turns == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AGENTS)
+async def test_forty_turns_are_one_sequence(play, name):
+    texts = [CALL, "So:\n" + CALL, CALL + CALL] * 13 + [ANSWER]
+    result, record = await play(AGENTS[name], *texts, turn_budget=50, timeout_s=100, max_turns=50)
+    assert result.reward == 1.0
+    assert (len(record.sequences), record.breaks.total()) == (1, 0)
+    assert len(record.sequences[0].turns) == 40
+
+
+@pytest.mark.slow
+@pytest.mark.camel
+async def test_forty_turns_of_camel_are_one_sequence(serve, open_session):
+    texts = [CALL, "So:\n" + CALL, CALL + CALL] * 13 + [ANSWER]
+    async with serve(*(text + END for text in texts), max_length=20_000) as (_, recorder, _):
+        session = open_session(recorder)
+        environ = {"OPENAI_BASE_URL": session.base_url, "OPENAI_API_KEY": session.api_key}
+        environ["CAMEL_LOGGING_DISABLED"] = "true"
+        script = "tests/integration/camel_episode.py"
+        command = [".venv-camel/bin/python", script, TASK, ENV_ID, '{"max_turns": 50}']
+        finished = await run_program(command, "", environ)
+        assert finished.status == 0, finished.errors
+        assert json.loads(finished.output)["reward"] == 1.0
+        record = recorder.close_session("episode-1")
+        assert (len(record.sequences), record.breaks.total()) == (1, 0)
+        assert len(record.sequences[0].turns) == 40
 
 
 @pytest.mark.slow
