@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from sparring.sandbox import ExecResult, Sandbox, SandboxSpec, open_provider
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.slow]
 KINDS = [pytest.param("docker", marks=pytest.mark.docker), pytest.param("bubblewrap", marks=pytest.mark.bubblewrap)]
 TIMEOUT_S = 1.0
 SPEC = SandboxSpec(memory_mib=192, disk_mib=64, pids=64, max_output_bytes=100_000)
