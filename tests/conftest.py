@@ -6,7 +6,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A machine that is busy is no fault of the code.
+hypothesis.settings.register_profile("sparring", deadline=None)
+hypothesis.settings.load_profile("sparring")
 
 ROOT = Path(__file__).parents[1]
 os.environ.setdefault("SPARRING_CACHE", str(ROOT / ".cache"))

@@ -204,6 +204,19 @@ class TrajectoryBuffer:
         """Groups that an earlier incarnation left in flight, with the members that it finished. Call after `begin`."""
         return self._load_groups("running")
 
+    def group_rewards(self) -> list[tuple[GroupSpec, list[float]]]:
+        """Every group that ended, whatever became of it, in the order of drawing, with its members' rewards."""
+        with self._reading() as connection:
+            rows = connection.execute(
+                "SELECT g.seq, g.group_id, g.env_id, g.task_id, g.seed, g.size, g.split, t.reward FROM groups AS g "
+                "JOIN trajectories AS t USING (group_id) WHERE g.state != 'running' AND t.reward IS NOT NULL "
+                "ORDER BY g.seq"
+            ).fetchall()
+        rewards: dict[GroupSpec, list[float]] = {}
+        for *spec, reward in rows:
+            rewards.setdefault(GroupSpec(*spec), []).append(reward)
+        return list(rewards.items())
+
     def _load_groups(self, state: str) -> list[StoredGroup]:
         with self._reading() as connection:
             specs = connection.execute(

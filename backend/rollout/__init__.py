@@ -2,7 +2,8 @@
 
 from sparring.backend.rollout.admission import Admission, capacity
 from sparring.backend.rollout.batch import Batch
-from sparring.backend.rollout.sampler import TaskSampler
+from sparring.backend.rollout.curriculum import Curriculum
+from sparring.backend.rollout.sampler import MixtureSampler, TaskSampler
 from sparring.backend.rollout.worker import RolloutWorker
 
-__all__ = ["Admission", "Batch", "RolloutWorker", "TaskSampler", "capacity"]
+__all__ = ["Admission", "Batch", "Curriculum", "MixtureSampler", "RolloutWorker", "TaskSampler", "capacity"]

@@ -14,7 +14,7 @@ from sparring.backend.rollout.admission import Admission
 from sparring.backend.rollout.batch import Batch
 from sparring.backend.rollout.episode import EpisodePlayer
 from sparring.backend.rollout.loop import first_error
-from sparring.backend.rollout.sampler import TaskSampler
+from sparring.backend.rollout.sampler import Sampler
 from sparring.backend.rollout.selection import has_signal, trajectory_lag
 from sparring.backend.rollout.stats import RolloutMeter, batch_stats
 from sparring.config import RolloutConfig
@@ -48,7 +48,7 @@ class GroupScheduler:
         *,
         engine: Engine,
         player: EpisodePlayer,
-        sampler: TaskSampler,
+        sampler: Sampler,
         config: RolloutConfig,
         buffer: TrajectoryBuffer,
     ) -> None:
@@ -83,6 +83,8 @@ class GroupScheduler:
         self._ready = {group.spec.group_id: group for group in self._buffer.ready_groups()}
         self._backlog.extend(self._buffer.interrupted_groups())
         self._position = self._buffer.next_seq
+        for spec, rewards in self._buffer.group_rewards():
+            self._sampler.learn(spec, rewards)
         self.admission = Admission(self._config, version=version, ready=len(self._ready))
         self.meter.close_window()  # what came before, a start-up or an evaluation, belongs to no step
         self._main = asyncio.create_task(self._serve())
@@ -142,7 +144,7 @@ class GroupScheduler:
     def _draw(self) -> StoredGroup:
         spec = self._sampler.group(self._position)
         self._buffer.start_group(spec)
-        self._position += 1
+        self._position = spec.seq + 1
         return StoredGroup(spec)
 
     async def _play_group(self, group: StoredGroup) -> None:
@@ -174,6 +176,8 @@ class GroupScheduler:
 
     def _finish_group(self, group: StoredGroup) -> None:
         group_id = group.spec.group_id
+        rewards = [m.trajectory.reward for m in group.survivors]
+        self._sampler.learn(group.spec, [reward for reward in rewards if reward is not None])
         if has_signal([m.trajectory for m in group.survivors]):
             self._buffer.accept_group(group_id)
             self.admission.accept()

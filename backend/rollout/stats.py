@@ -3,6 +3,7 @@
 Statistics of a batch, by name; those marked * are over everything that ended since the last batch:
     reward*, reward/<part>*     mean over the episodes that did not fail
     reward/trained              mean over the batch
+    env/<env>/reward*, env/<env>/episodes*      where a run has several environments
     episodes*, episodes/per_s*, episodes/tokens*, episodes/turns*, episodes/expired*
     failures*, failures/<kind>* failed attempts, retried or not
     groups/dropped*             without signal, or with fewer than two survivors
@@ -50,6 +51,7 @@ class RolloutMeter:
         self.failures: Counter[str] = Counter()
         self._window: Counter[str] = Counter()
         self._rewards: dict[str, list[float]] = {}
+        self._by_env: dict[str, list[float]] = {}
         self._opened_at = self._busy_since = time.monotonic()
         self._busy_s = 0.0
 
@@ -79,6 +81,7 @@ class RolloutMeter:
             return
         assert trajectory.reward is not None
         self._rewards.setdefault("reward", []).append(trajectory.reward)
+        self._by_env.setdefault(trajectory.env_id, []).append(trajectory.reward)
         for name, value in trajectory.reward_parts.items():
             self._rewards.setdefault(f"reward/{name}", []).append(value)
 
@@ -104,6 +107,10 @@ class RolloutMeter:
             "sampler/tokens_per_s": window["tokens"] / seconds,
             "sampler/busy": min(self._busy_s / seconds, 1.0),
         }
+        if len(self._by_env) > 1:
+            stats |= {f"env/{env}/reward": sum(values) / max(len(values), 1) for env, values in self._by_env.items()}
+            stats |= {f"env/{env}/episodes": float(len(values)) for env, values in self._by_env.items()}
+        self._by_env = {}
         self._window, self._rewards, self._opened_at, self._busy_s = Counter(), {}, now, 0.0
         return stats
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import queue
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -15,7 +15,7 @@ from sparring.backend.rollout.batch import Batch
 from sparring.backend.rollout.episode import EpisodePlayer, RunEpisode
 from sparring.backend.rollout.evaluation import Progress, evaluation_specs, play_evaluation
 from sparring.backend.rollout.loop import LoopThread
-from sparring.backend.rollout.sampler import TaskSampler
+from sparring.backend.rollout.sampler import Sampler
 from sparring.backend.rollout.scheduler import ATTEMPTS, GroupScheduler
 from sparring.backend.rollout.stats import RolloutStats
 from sparring.config import RolloutConfig
@@ -63,7 +63,7 @@ class RolloutWorker:
         engine: Engine,
         recorder: Recorder,
         run_episode: RunEpisode,
-        sampler: TaskSampler,
+        sampler: Sampler,
         config: RolloutConfig,
         buffer: TrajectoryBuffer,
         server: Server | None = None,
@@ -175,7 +175,7 @@ class RolloutWorker:
 
     def evaluate(
         self,
-        task_ids: Sequence[str],
+        tasks: Mapping[str, Sequence[str]],
         *,
         split: str,
         sampling: SamplingParams,
@@ -185,19 +185,25 @@ class RolloutWorker:
         """Play held-out tasks once each, beside the training episodes; failed ones are among the result.
 
         Args:
+            tasks: ids of tasks by id of their environment.
             version: of the weights that are live; the trainer waits, so it holds for all episodes.
             on_progress: called on the worker's loop with (finished, total).
         """
         self.open()
         self.update_model_version(version)
         self._join_history()
-        specs = evaluation_specs(
-            self._sampler.env_id,
-            task_ids,
-            split=split,
-            seed=self._sampler.seed,
-            prefix=f"eval.{self._buffer.incarnation}.{next(self._evaluations)}.v{version}",
-        )
+        prefix = f"eval.{self._buffer.incarnation}.{next(self._evaluations)}.v{version}"
+        specs = [
+            spec
+            for place, (env_id, task_ids) in enumerate(tasks.items())
+            for spec in evaluation_specs(
+                env_id,
+                task_ids,
+                split=split,
+                seed=self._sampler.seed,
+                prefix=f"{prefix}.{place}" if place else prefix,
+            )
+        ]
         concurrency = self._config.max_running_groups * self._config.group_size
         rounds = -(-len(specs) // concurrency) * ATTEMPTS
         played = play_evaluation(

@@ -122,13 +122,13 @@ class _AddEnvArgument(argparse.Action):
 def _eval(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from sparring.config import EnvConfig
+    from sparring.config import EnvPart
     from sparring.evaluate import EvalRequest, evaluate
 
     return evaluate(
         EvalRequest(
             model=arguments.model,
-            envs=tuple(EnvConfig(id=env_id, kwargs=kwargs) for env_id, kwargs in arguments.envs or ()),
+            envs=tuple(EnvPart(id=env_id, kwargs=kwargs) for env_id, kwargs in arguments.envs or ()),
             episodes=arguments.episodes,
             samples=arguments.k,
             split=arguments.split,

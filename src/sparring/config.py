@@ -13,6 +13,7 @@ __all__ = [
     "AgentConfig",
     "EngineConfig",
     "EnvConfig",
+    "EnvPart",
     "EvalConfig",
     "ModelConfig",
     "ObjectiveConfig",
@@ -37,9 +38,43 @@ class ModelConfig(_Section):
     max_length: int = Field(2048, ge=16, description="context length in tokens, prompt and completion together")
 
 
-class EnvConfig(_Section):
+class EnvPart(_Section):
+    """One environment of a mixture."""
+
     id: str = Field(description="Gymnasium id, such as sparring/Calculator-v0")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments of the environment's constructor")
+    weight: float = Field(1.0, gt=0, description="its share of the groups, relative to the others")
+
+    @property
+    def label(self) -> str:
+        """Tells environments of one id apart."""
+        arguments = ", ".join(f"{key}={value!r}" for key, value in self.kwargs.items())
+        return f"{self.id}({arguments})" if arguments else self.id
+
+
+class EnvConfig(_Section):
+    id: str = Field("", description="Gymnasium id, such as sparring/Calculator-v0")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments of the environment's constructor")
+    mixture: list[EnvPart] = Field(default_factory=list, description="instead of id: several, with id, kwargs, weight")
+
+    @model_validator(mode="after")
+    def _check_one_form(self) -> Self:
+        if not self.mixture and not self.id:
+            raise ValueError("env.id is missing; or give env.mixture, a list of {id, kwargs, weight}")
+        if self.mixture and (self.id or self.kwargs):
+            raise ValueError("env.id and env.mixture exclude each other: put the first into the second")
+        if len({part.label for part in self.mixture}) < len(self.mixture):
+            raise ValueError("env.mixture names an environment twice with the same kwargs: give it one larger weight")
+        return self
+
+    @property
+    def parts(self) -> tuple[EnvPart, ...]:
+        """The environments, one or several."""
+        return tuple(self.mixture) or (EnvPart(id=self.id, kwargs=self.kwargs),)
+
+    @property
+    def title(self) -> str:
+        return " + ".join(part.label for part in self.mixture) or self.id
 
 
 class AgentConfig(_Section):
@@ -79,6 +114,7 @@ class RolloutConfig(_Section):
     max_turns: int = Field(16, ge=1, description="model calls an episode")
     max_episode_tokens: int = Field(8192, ge=1, description="sampled tokens an episode")
     episode_timeout_s: float = Field(300.0, gt=0, description="wall-clock deadline of an episode; past it, a failure")
+    curriculum: bool = Field(False, description="seldom draw tasks whose last groups were solved always or never")
     max_refill: int = Field(16, ge=0, description="groups without signal replaced in a step before it trains on less")
     buffer_groups: int = Field(256, ge=1, description="unconsumed groups the buffer holds before rollouts wait")
 

@@ -47,7 +47,7 @@ class LoadedConfig:
     def lines(self) -> Iterator[tuple[str, str, str]]:
         """Each knob as (dotted key, value, origin)."""
         for key, value in _leaves(self.config):
-            yield key, json.dumps(value), self.origins.get(key, "default")
+            yield key, json.dumps(value, default=BaseModel.model_dump), self.origins.get(key, "default")
 
     def to_yaml(self) -> str:
         """The resolved file, which loads to the same configuration."""

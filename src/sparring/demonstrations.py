@@ -9,7 +9,7 @@ from sparring.agents.runner import make_env
 from sparring.backend.engines.base import SamplingParams
 from sparring.backend.engines.scripted import ScriptedEngine
 from sparring.backend.gateway import ChatFormat, Recorder
-from sparring.config import RunConfig
+from sparring.config import EnvPart, RunConfig
 from sparring.errors import ConfigError, TaskError
 from sparring.types import TokenSequence
 
@@ -17,7 +17,7 @@ __all__ = ["record_demonstrations"]
 
 
 async def record_demonstrations(
-    config: RunConfig, chat: ChatFormat, task_ids: Sequence[str], seed: int
+    config: RunConfig, chat: ChatFormat, part: EnvPart, task_ids: Sequence[str], seed: int
 ) -> list[TokenSequence]:
     """Play each task's demonstration; the recorder then holds it exactly as it would hold a sampled episode.
 
@@ -25,14 +25,14 @@ async def record_demonstrations(
         ConfigError: the environment has no demonstrations.
         TaskError: a demonstration does not earn the full reward, and so teaches something wrong.
     """
-    env = make_env(config.env.id, config.env.kwargs)
+    env = make_env(part.id, part.kwargs)
     sequences: list[TokenSequence] = []
     try:
         for task_id in task_ids:
             await env.areset(seed=seed, options={"task_id": task_id})
             demonstration = env.demonstration()
             if demonstration is None:
-                raise ConfigError(f"warm_start.steps: {config.env.id} has no demonstrations; set it to 0")
+                raise ConfigError(f"warm_start.steps: {part.id} has no demonstrations; set it to 0")
             history, replies = list(env.messages), []
             for message in demonstration:
                 if message.role == "assistant":
@@ -48,7 +48,7 @@ async def record_demonstrations(
             record = recorder.close_session(task_id)
             await recorder.aclose()
             if env.reward < 1.0:
-                raise TaskError(f"the demonstration of {task_id} in {config.env.id} earns {env.reward}, not 1")
+                raise TaskError(f"the demonstration of {task_id} in {part.id} earns {env.reward}, not 1")
             sequences.extend(record.sequences)
     finally:
         await env.aclose()

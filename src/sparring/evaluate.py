@@ -15,7 +15,7 @@ from rich.console import Console
 
 from sparring.agents.policy import Policy
 from sparring.agents.runner import make_env, make_runner
-from sparring.config import EnvConfig
+from sparring.config import EnvPart
 from sparring.errors import ConfigError, EngineError, TaskError
 from sparring.eval_display import EvalProgress, print_results
 from sparring.eval_log import EvalLog
@@ -50,7 +50,7 @@ class EvalRequest:
     """
 
     model: str
-    envs: tuple[EnvConfig, ...] = ()
+    envs: tuple[EnvPart, ...] = ()
     episodes: int | None = None
     samples: int = 1
     split: str = "test"
@@ -78,7 +78,7 @@ def evaluate(request: EvalRequest) -> int:
     )
     if not request.envs and not subject.of_run:
         raise ConfigError(f"--env is needed: {request.model} is no run, whose own environment it could be")
-    envs = request.envs or (subject.config.env,)
+    envs = request.envs or subject.config.env.parts
     plans = [_plan(env, request, subject.config.seed) for env in envs]
     sampling = _sampling(request, subject)
     log = EvalLog(request.out, _settings(request, subject, sampling))
@@ -101,7 +101,7 @@ def evaluate(request: EvalRequest) -> int:
 class _Plan:
     """The episodes of one environment."""
 
-    env: EnvConfig
+    env: EnvPart
     name: str
     groups: tuple[GroupSpec, ...]
 
@@ -114,7 +114,7 @@ class _Plan:
         return [(self.name, group.task_id, member) for group, member in self.members]
 
 
-def _plan(env: EnvConfig, request: EvalRequest, seed: int) -> _Plan:
+def _plan(env: EnvPart, request: EvalRequest, seed: int) -> _Plan:
     """The first tasks of the split, as evaluations in training take them."""
     from sparring.backend.rollout.evaluation import evaluation_specs
 
@@ -131,13 +131,11 @@ def _plan(env: EnvConfig, request: EvalRequest, seed: int) -> _Plan:
             f"--episodes {request.episodes}: the split {request.split!r} of {env.id} has {len(task_ids)} tasks, "
             f"{len(task_ids) * request.samples} episodes at most; --k tries each task more often"
         )
-    arguments = ", ".join(f"{key}={value!r}" for key, value in env.kwargs.items())
-    name = f"{env.id}({arguments})" if arguments else env.id
     chosen = [task_ids[i] for i in range(tasks)]
     specs = evaluation_specs(
-        env.id, chosen, split=request.split, seed=seed, prefix=f"eval.{name}", samples=request.samples
+        env.id, chosen, split=request.split, seed=seed, prefix=f"eval.{env.label}", samples=request.samples
     )
-    return _Plan(env, name, tuple(specs))
+    return _Plan(env, env.label, tuple(specs))
 
 
 @dataclass(frozen=True)
@@ -268,7 +266,7 @@ def _check(request: EvalRequest) -> None:
         raise ConfigError(f"--temperature {request.temperature}: a number from 0 on")
     if request.temperature == 0 and request.samples > 1:
         raise ConfigError(f"--k {request.samples} greedy tries of a task are all the same: raise --temperature")
-    names = [(env.id, str(env.kwargs)) for env in request.envs]
+    names = [env.label for env in request.envs]
     if len(set(names)) < len(names):
         raise ConfigError("an --env is given twice with the same arguments")
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from sparring.agents.runner import make_env, make_runner
 from sparring.config import RunConfig
 from sparring.config_file import LoadedConfig
 from sparring.display import Display
@@ -20,6 +19,7 @@ from sparring.errors import TaskError
 from sparring.evaluation import EvalEpisode, summarise, write_episodes
 from sparring.report import print_report, write_report
 from sparring.run_dir import RunDirectory
+from sparring.task_sources import make_episode_runner, make_sampler, open_sources
 from sparring.wiring import (
     make_engine,
     make_policy,
@@ -65,14 +65,11 @@ class _Run:
         from sparring.backend.gateway import ChatFormat, Recorder
         from sparring.backend.gateway.http import GatewayServer
         from sparring.backend.models import resolve_model
-        from sparring.backend.rollout import RolloutWorker, TaskSampler
+        from sparring.backend.rollout import RolloutWorker
 
         self.config, self.directory, self.console = config, directory, console
-        env = make_env(config.env.id, config.env.kwargs)
-        stack.callback(env.close)
-        self.train_tasks = env.task_ids("train")
-        self.held_out = _held_out_tasks(env.task_ids(config.eval.split), config)
-        sampler = TaskSampler(config.env.id, self.train_tasks, group_size=config.rollout.group_size, seed=config.seed)
+        self.sources = open_sources(config)
+        sampler = make_sampler(self.sources, config)
         policy = make_policy(config)
         console.print(f"run folder {directory.root}; preparing the model {config.model.path}", highlight=False)
         model = resolve_model(config.model.path)
@@ -87,13 +84,7 @@ class _Run:
         self.worker = RolloutWorker(
             engine=self.engine,
             recorder=recorder,
-            run_episode=make_runner(
-                config.env.id,
-                config.env.kwargs,
-                policy,
-                max_turns=config.rollout.max_turns,
-                timeout_s=config.rollout.episode_timeout_s,
-            ),
+            run_episode=make_episode_runner(self.sources, policy, config),
             sampler=sampler,
             config=config.rollout,
             buffer=self.buffer,
@@ -122,16 +113,17 @@ class _Run:
         trainer.train(resume=resume)
         self.display.status("writing the trained model")
         trainer.write_model(self.directory.model, chat_template=self.chat.template)
-        title = f"{self.config.model.path} on {self.config.env.id}"
+        title = f"{self.config.model.path} on {self.config.env.title}"
         write_report(
             self.directory, title, staleness=self.config.rollout.staleness, wall_s=time.monotonic() - began
         )
 
     def _evaluate(self, step: int) -> Mapping[str, Any]:
         """Greedy, on held-out tasks; the trainer waits, so that all of it is of one version."""
-        self.display.status(f"evaluating {len(self.held_out)} held-out tasks at step {step}")
+        held_out = {source.name: source.held_out for source in self.sources}
+        self.display.status(f"evaluating {sum(map(len, held_out.values()))} held-out tasks at step {step}")
         trajectories = self.worker.evaluate(
-            self.held_out,
+            held_out,
             split=self.config.eval.split,
             sampling=dataclasses.replace(sampling_params(self.config), temperature=0.0),
             version=step,
@@ -140,14 +132,18 @@ class _Run:
         write_episodes(self.directory.evaluation(step), episodes)
         summary = summarise(step, episodes)
         self.display.evaluation(summary)
-        return {key: value for key, value in vars(summary).items() if key != "step"}
+        by_env = {}
+        if len(held_out) > 1:
+            parts = {name: [e for e in episodes if e.env == name] for name in held_out}
+            by_env = {f"env/{name}/success": summarise(step, part).success for name, part in parts.items()}
+        return {key: value for key, value in vars(summary).items() if key != "step"} | by_env
 
     def _probe_sequences(self) -> Sequence[TokenSequence]:
         """What the engine samples, as training will sample it, for the trainer to score."""
         self.display.status("probing: do the trainer and the engine agree on log-probabilities?")
-        trajectories = self.worker.evaluate(
-            self.train_tasks[:_PROBE_TASKS], split="train", sampling=sampling_params(self.config), version=0
-        )
+        each = -(-_PROBE_TASKS // len(self.sources))
+        tasks = {source.name: source.train[:each] for source in self.sources}
+        trajectories = self.worker.evaluate(tasks, split="train", sampling=sampling_params(self.config), version=0)
         failures = [t.failure.message for t in trajectories if t.failure is not None]
         if len(failures) == len(trajectories):
             raise TaskError(f"no episode of the start-up probe could be played; the first failed thus: {failures[0]}")
@@ -165,9 +161,15 @@ class _Run:
         folder, knobs = self.directory.warm_start, self.config.warm_start
         if (folder / "config.json").is_file():
             return folder
-        tasks = [self.train_tasks[i] for i in range(min(len(self.train_tasks), _DEMONSTRATIONS))]
-        self.console.print(f"warm start: {knobs.steps} supervised steps on {len(tasks)} demonstrations")
-        sequences = asyncio.run(record_demonstrations(self.config, self.chat, tasks, self.config.seed))
+        each = -(-_DEMONSTRATIONS // len(self.sources))
+        sequences = [
+            sequence
+            for source in self.sources
+            for sequence in asyncio.run(
+                record_demonstrations(self.config, self.chat, source.part, source.train[:each], self.config.seed)
+            )
+        ]
+        self.console.print(f"warm start: {knobs.steps} supervised steps on {len(sequences)} demonstrations")
         policy, tokenizer = load_policy(model, getattr(torch, self.config.trainer.dtype))
         losses = warm_start(
             policy,
@@ -183,9 +185,3 @@ class _Run:
         save_model(half_made, policy, tokenizer)
         half_made.rename(folder)
         return folder
-
-
-def _held_out_tasks(task_ids: Sequence[str], config: RunConfig) -> Sequence[str]:
-    if not task_ids:
-        raise TaskError(f"eval.split={config.eval.split!r} of {config.env.id} has no tasks to evaluate on")
-    return [task_ids[i] for i in range(min(len(task_ids), config.eval.tasks))]

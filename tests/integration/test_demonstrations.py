@@ -22,7 +22,7 @@ def chat(tiny_qwen3):
 
 async def test_a_demonstration_is_a_prompt_and_its_gold_turns(chat):
     run = config("tiny-qwen3", "sparring/Calculator-v0")
-    (sequence,) = await record_demonstrations(run, chat, ["train/0"], seed=0)
+    (sequence,) = await record_demonstrations(run, chat, run.env.parts[0], ["train/0"], seed=0)
     spans = [sequence.token_ids[turn.start : turn.end].tolist() for turn in sequence.turns]
     said = [chat.decode(span, special_tokens=True) for span in spans]
     assert said[0].startswith('<tool_call>{"name": "calculator"')
@@ -49,5 +49,6 @@ class Mute(ChatEnv):
 
 async def test_an_environment_without_demonstrations_says_so(chat):
     gymnasium.register("test/Mute-v0", entry_point=Mute)
+    run = config("tiny-qwen3", "test/Mute-v0")
     with pytest.raises(ConfigError, match=r"warm_start\.steps"):
-        await record_demonstrations(config("tiny-qwen3", "test/Mute-v0"), chat, ["train/0"], seed=0)
+        await record_demonstrations(run, chat, run.env.parts[0], ["train/0"], seed=0)

@@ -76,3 +76,37 @@ def test_what_is_wrong_is_named(write, text, overrides, expected):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         load_config(tmp_path / "nowhere.yaml")
+
+
+def test_a_mixture_stands_in_place_of_one_environment(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "model: m\nenv:\n  mixture:\n"
+        "  - {id: sparring/KeyLookup-v0, weight: 3}\n  - {id: sparring/KeyLookup-v0, kwargs: {length: 2}}\n"
+    )
+    loaded = load_config(path)
+    assert [(part.label, part.weight) for part in loaded.config.env.parts] == [
+        ("sparring/KeyLookup-v0", 3.0),
+        ("sparring/KeyLookup-v0(length=2)", 1.0),
+    ]
+    again = tmp_path / "again.yaml"
+    again.write_text(loaded.to_yaml())
+    assert load_config(again).config == loaded.config
+    assert any(key == "env.mixture" and "KeyLookup" in value for key, value, _ in loaded.lines())
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ("{kwargs: {x: 1}}", r"env\.id is missing"),
+        ("{id: a/B-v0, mixture: [{id: a/B-v0}]}", "exclude each other"),
+        ("{mixture: [{id: a/B-v0}, {id: a/B-v0}]}", "twice with the same kwargs"),
+        ("{mixture: [{id: a/B-v0, weight: 0}]}", r"env\.mixture\.0\.weight"),
+        ("{mixture: [{id: a/B-v0, wieght: 1}]}", r"env\.mixture\.0\.wieght"),
+    ],
+)
+def test_a_mixture_that_makes_no_sense_is_refused(tmp_path, env, message):
+    path = tmp_path / "run.yaml"
+    path.write_text(f"model: m\nenv: {env}\n")
+    with pytest.raises(ConfigError, match=message):
+        load_config(path)

@@ -16,6 +16,7 @@ from sparring.backend.gateway import ChatFormat, Recorder
 from sparring.backend.gateway.formats import get_format
 from sparring.backend.gateway.template import ChatTemplate
 from sparring.backend.rollout import Batch, RolloutWorker, TaskSampler
+from sparring.backend.rollout.sampler import Sampler
 from sparring.backend.weights import WeightPublisher
 from sparring.config import RolloutConfig
 from sparring.types import EpisodeResult, EpisodeSpec, Message, StopReason
@@ -46,6 +47,7 @@ class Rig:
     play: Callable[[EpisodeSpec], EpisodeResult] = outcome
     config: dict = field(default_factory=dict)
     tasks: int = 10
+    sampler_class: Callable[[Sampler], Sampler] | None = None  # what is put over the sampler of tasks
     gates: dict[str, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
     held: set[str] = field(default_factory=set)  # episodes that wait at their gate, after their turn
     started: list[tuple[int, EpisodeSpec]] = field(default_factory=list)  # with the version then live
@@ -57,6 +59,8 @@ class Rig:
         self.recorder = Recorder(self.engine, self.chat, SamplingParams(max_new_tokens=4), max_length=64)
         tasks = [f"train-{i}" for i in range(self.tasks)]
         self.sampler = TaskSampler("x/X-v0", tasks, group_size=self.rollout.group_size, seed=0)
+        if self.sampler_class is not None:
+            self.sampler = self.sampler_class(self.sampler)
         self.worker = RolloutWorker(
             engine=self.engine,
             recorder=self.recorder,

@@ -294,7 +294,7 @@ def test_evaluation_is_stored_and_never_trained(make_rig):
     seen = []
     greedy = SamplingParams(max_new_tokens=1, temperature=0)
     played = rig.worker.evaluate(
-        ["test-3", "test-1", "test-2"],
+        {"x/X-v0": ["test-3", "test-1", "test-2"]},
         split="test",
         sampling=greedy,
         version=0,
@@ -306,7 +306,7 @@ def test_evaluation_is_stored_and_never_trained(make_rig):
     assert seen == [(1, 3), (2, 3), (3, 3)]
     rig.worker.start()
     rig.train(1, 2)
-    again = rig.worker.evaluate(["test-3"], split="test", sampling=greedy, version=2)
+    again = rig.worker.evaluate({"x/X-v0": ["test-3"]}, split="test", sampling=greedy, version=2)
     assert [t.seed for t in again] == [played[0].seed]
     assert again[0].oldest_version == 2
     states = {e: state for e, (state, _) in rig.fates().items() if e.startswith("eval.")}
@@ -318,12 +318,12 @@ def test_a_buffer_that_fails_in_an_evaluation_says_what_happened(make_rig):
     rig.worker.start()
     rig.buffer.close()
     with pytest.raises(BufferStateError, match="is closed"):
-        rig.worker.evaluate(["test-1"], split="test", sampling=SamplingParams(), version=0)
+        rig.worker.evaluate({"x/X-v0": ["test-1"]}, split="test", sampling=SamplingParams(), version=0)
 
 
 def test_a_failed_evaluation_episode_is_tried_twice_and_reported(make_rig):
     rig = make_rig(play=lambda spec: failed())
-    (played,) = rig.worker.evaluate(["test-1"], split="test", sampling=SamplingParams(), version=0)
+    (played,) = rig.worker.evaluate({"x/X-v0": ["test-1"]}, split="test", sampling=SamplingParams(), version=0)
     assert played.failed
     assert played.attempt == 1
     assert len(rig.fates()) == 2
@@ -331,7 +331,7 @@ def test_a_failed_evaluation_episode_is_tried_twice_and_reported(make_rig):
 
 def test_a_version_must_be_published_before_the_first_evaluation(make_rig):
     rig = make_rig()
-    rig.worker.evaluate(["test-1"], split="test", sampling=SamplingParams(), version=0)
+    rig.worker.evaluate({"x/X-v0": ["test-1"]}, split="test", sampling=SamplingParams(), version=0)
     rig.worker.update_model_version(2)
     with pytest.raises(TrainerError, match="joined its buffer at version 0"):
         rig.worker.start()
