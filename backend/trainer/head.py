@@ -91,7 +91,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             small = grad_logits.to(ctx.dtype)
             grad_hidden[rows] = (small @ weight_c).to(hidden.dtype)
             if grad_weight is not None:
-                grad_weight += _product(small.T, hidden_c[rows], wide)
+                _add_product(grad_weight, small, hidden_c[rows])
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0)
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
@@ -122,6 +122,14 @@ def _logits(
     if bias is not None:
         logits += bias
     return logits.mul_(inverse_temperature[:, None].to(wide))
+
+
+def _add_product(total: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
+    """total += grad_logits.T @ hidden, a slice of the vocabulary at a time: no second matrix of the weight's size."""
+    size = max(1, _CHUNK_ELEMENTS // 2 // hidden.shape[1])
+    for start in range(0, total.shape[0], size):
+        words = slice(start, start + size)
+        total[words] += _product(grad_logits[:, words].T, hidden, total.dtype)
 
 
 def _product(a: Tensor, b: Tensor, wide: torch.dtype) -> Tensor:
