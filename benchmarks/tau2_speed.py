@@ -230,7 +230,7 @@ def main() -> int:
     details: dict[str, Any] = {}
     for domain in _SPEEDUP:
         more, details[domain] = asyncio.run(_paired(domain, arguments.tasks))
-        rows += more + _memory(domain, 8)
+        rows += more + _memory(domain, 4)
     rows += asyncio.run(_at_once("retail", 256))
     return report("τ²-bench, paired with upstream", rows, arguments.json, details)
 
