@@ -26,7 +26,7 @@ __all__ = ["ADMIN_KEY", "Connection", "Served", "serve"]
 
 ADMIN_KEY = "a key of the benchmark's own"
 ANSWER = "Answer: 23"
-_START_S = 120.0
+_START_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,12 @@ class Served:
     def resident_mib(self) -> float:
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+    @property
+    def processor_s(self) -> float:
+        """Time on a processor so far, which other programs on the machine change little."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @property
     def descriptors(self) -> int:

@@ -161,17 +161,24 @@ async def _measure(litellm: str | None, soak: int) -> tuple[list[Row], dict[str,
         rates: dict[str, list[float]] = {name: [] for name in servers}
         for name, server in servers.items():
             await _saturated(server.port, name, seconds=1.0)  # warm up
+        costs: dict[str, list[float]] = {name: [] for name in servers}
         for _ in range(_ROUNDS):
             for name, server in servers.items():
                 latencies[name] += await _paced(server.port, name)
+                used, begin = server.processor_s, time.perf_counter()
                 rates[name].append(await _saturated(server.port, name))
-        rows = _rows(latencies, rates)
+                requests = rates[name][-1] * (time.perf_counter() - begin)
+                costs[name].append(1e3 * (server.processor_s - used) / requests)
+        rows = _rows(latencies, rates, costs)
         if soak:
             rows += await _soak(servers["gateway"], soak)
-        return rows, {"rates": rates, "requests": {name: len(values) for name, values in latencies.items()}}
+        paced = {name: len(values) for name, values in latencies.items()}
+        return rows, {"rates": rates, "costs": costs, "paced_requests": paced}
 
 
-def _rows(latencies: dict[str, list[float]], rates: dict[str, list[float]]) -> list[Row]:
+def _rows(
+    latencies: dict[str, list[float]], rates: dict[str, list[float]], costs: dict[str, list[float]]
+) -> list[Row]:
     median, p95 = _percentiles(latencies["gateway"])
     rate = statistics.median(rates["gateway"])
     bound_median, bound_p95, least_rate = _MEDIAN_MS, _P95_MS, None
@@ -184,6 +191,7 @@ def _rows(latencies: dict[str, list[float]], rates: dict[str, list[float]]) -> l
             Row("LiteLLM's proxy, added, median", other_median - base_median, "ms"),
             Row("LiteLLM's proxy, added, p95", other_p95 - base_p95, "ms"),
             Row("LiteLLM's proxy, saturated", other_rate, "requests/s"),
+            Row("LiteLLM's proxy, processor time a request", statistics.median(costs["litellm"]), "ms"),
             Row("the bare server behind it, median", base_median, "ms"),
         ]
         # At most two milliseconds, or at most half of what LiteLLM adds on this machine.
@@ -194,6 +202,7 @@ def _rows(latencies: dict[str, list[float]], rates: dict[str, list[float]]) -> l
         Row(f"gateway at {_RATE:g} requests/s, whole request, median", median, "ms", bound_median, at_most=True),
         Row(f"gateway at {_RATE:g} requests/s, whole request, p95", p95, "ms", bound_p95, at_most=True),
         Row("gateway, saturated, one processor", rate, "requests/s", least_rate),
+        Row("gateway, processor time a request", statistics.median(costs["gateway"]), "ms"),
         *rows,
     ]
 

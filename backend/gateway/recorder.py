@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from sparring.backend.engines.base import Engine, SamplingParams
 from sparring.backend.gateway.budget import Budget
 from sparring.backend.gateway.chat_format import ChatFormat
+from sparring.backend.gateway.record import SessionRecord
 from sparring.backend.gateway.served import POLICY, ServedModel
-from sparring.backend.gateway.session import Session, SessionRecord
+from sparring.backend.gateway.session import Session
 from sparring.errors import ConfigError, GatewayError
 from sparring.types import Usage
 

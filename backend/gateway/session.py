@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparring.backend.engines.base import Chunk, Completion, SamplingParams
@@ -19,45 +19,21 @@ from sparring.backend.gateway.continuation import uninterrupted
 from sparring.backend.gateway.export import concat
 from sparring.backend.gateway.formats import Parsed
 from sparring.backend.gateway.formats.think import split_reasoning
+from sparring.backend.gateway.record import SessionRecord
 from sparring.backend.gateway.request import ChatRequest, RecordedReply, TextDelta, honoured
 from sparring.backend.gateway.served import POLICY, ServedModel
 from sparring.backend.gateway.speech import Speech
 from sparring.backend.gateway.tree import ConversationTree, TurnNode
 from sparring.errors import EngineError, GatewayError
-from sparring.types import ChatClient, ChatReply, Message, StopReason, TokenSequence, ToolCall, Usage
+from sparring.types import ChatClient, ChatReply, Message, StopReason, ToolCall, Usage
 
 if TYPE_CHECKING:
     from sparring.backend.gateway.recorder import Recorder
 
-__all__ = ["Session", "SessionRecord"]
+__all__ = ["Session"]
 
 _ATTEMPTS = 8
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class SessionRecord:
-    """What a session leaves behind.
-
-    Attributes:
-        sequences: exactly as sampled, one for each leaf of the session's conversations.
-        messages: the conversation of the latest turn, in OpenAI's format.
-        breaks: why each sequence after the first had to start.
-        normalised: client sampling settings that the run's replaced, by name.
-        rewards: given to single turns, by interaction id.
-        exhausted: the budget that a request was refused for, or None.
-        tree: every turn, for exports of other styles.
-    """
-
-    session_id: str
-    sequences: tuple[TokenSequence, ...]
-    usage: Usage
-    messages: tuple[Mapping[str, Any], ...]
-    breaks: Counter[str]
-    normalised: Counter[str]
-    rewards: Mapping[str, float]
-    exhausted: StopReason | None
-    tree: ConversationTree = field(repr=False)
 
 
 @dataclass(frozen=True)

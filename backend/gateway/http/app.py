@@ -66,7 +66,10 @@ def make_app(recorder: Recorder, ledger: Ledger, *, admin_key: str) -> FastAPI:
             app.add_route(path, route, methods=["POST"])
 
     def with_session(route: _SessionRoute) -> Callable[[Request], Awaitable[Response]]:
-        return lambda request: _refuse_late(route, request, session_of)
+        async def routed(request: Request) -> Response:
+            return await route(request, session_of(request))
+
+        return routed
 
     async def start_session(request: Request) -> Response:
         check_admin(request)
@@ -119,12 +122,6 @@ def make_app(recorder: Recorder, ledger: Ledger, *, admin_key: str) -> FastAPI:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4")
 
     return app
-
-
-async def _refuse_late(
-    route: _SessionRoute, request: Request, session_of: Callable[[Request], Session]
-) -> Response:
-    return await route(request, session_of(request))
 
 
 def _key(request: Request) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any, NoReturn, TypeVar
 
@@ -13,6 +14,7 @@ from sparring.errors import GatewayError
 __all__ = ["MAX_BODY_BYTES", "Body", "read_body"]
 
 MAX_BODY_BYTES = 16 * 2**20
+_BODY_TIMEOUT_S = 60.0
 
 _Model = TypeVar("_Model", bound="Body")
 
@@ -26,8 +28,8 @@ class Body(BaseModel):
 async def read_body(request: Request, model: type[_Model], *, invalid_status: int = 400) -> _Model:
     """
     Raises:
-        GatewayError: 413 a body over `MAX_BODY_BYTES`, 400 one that is not UTF-8 or not a JSON object,
-            `invalid_status` one whose fields are missing or of a wrong type.
+        GatewayError: 408 a body that does not come, 413 one over `MAX_BODY_BYTES`, 400 one that is not UTF-8 or not a
+            JSON object, `invalid_status` one whose fields are missing or of a wrong type.
     """
     document = _decode(await _read(request))
     try:
@@ -44,11 +46,15 @@ async def _read(request: Request) -> bytes:
     size = int(announced) if announced.isdecimal() else 0
     if size <= MAX_BODY_BYTES:
         size = 0
-        async for part in request.stream():
-            size += len(part)
-            if size > MAX_BODY_BYTES:
-                break
-            parts.append(part)
+        try:
+            async with asyncio.timeout(_BODY_TIMEOUT_S):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > MAX_BODY_BYTES:
+                        break
+                    parts.append(part)
+        except TimeoutError as error:
+            raise GatewayError(f"the request body did not come within {_BODY_TIMEOUT_S:g} s", status=408) from error
     if size > MAX_BODY_BYTES:
         raise GatewayError(f"the request body is over {MAX_BODY_BYTES} bytes", status=413)
     return b"".join(parts)

@@ -7,8 +7,9 @@ import time
 from dataclasses import dataclass
 
 from sparring.backend.engines.base import SamplingParams
+from sparring.backend.gateway.record import SessionRecord
 from sparring.backend.gateway.recorder import Recorder
-from sparring.backend.gateway.session import Session, SessionRecord
+from sparring.backend.gateway.session import Session
 from sparring.errors import GatewayError
 from sparring.types import Failure
 

@@ -180,6 +180,20 @@ async def test_a_body_that_is_too_large_is_not_read(serve):
         assert (await http.post("/v1/chat/completions", content=parts(), headers=key)).status_code == 413
 
 
+async def test_a_body_that_does_not_come_is_given_up(serve, monkeypatch):
+    monkeypatch.setattr("sparring.backend.gateway.http.body._BODY_TIMEOUT_S", 0.05)
+    async with serve() as (server, _, http):
+        _, key = await start(http, server)
+        port = int(server.base_url.split(":")[2].removesuffix("/v1"))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: {key['authorization']}\r\n"
+        writer.write(f"{head}Content-Length: 10\r\n\r\n{{".encode())
+        async with asyncio.timeout(5):
+            assert b" 408 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+
+
 async def test_health_models_and_metrics(serve, open_session):
     async with serve("a" + END) as (_, recorder, http):
         await play(http, bearer(open_session(recorder).api_key), 1)

@@ -9,6 +9,7 @@ import pytest
 from sparring.backend.engines.base import SamplingParams
 from sparring.backend.engines.scripted import ScriptedEngine
 from sparring.backend.gateway import Recorder
+from sparring.backend.gateway.request import ChatRequest
 from sparring.errors import BudgetExhausted, EngineError, GatewayError
 from sparring.types import Message, StopReason, ToolCall
 
@@ -189,6 +190,33 @@ async def test_a_dead_engine_leaves_what_was_recorded(open_recorder, open_sessio
         record = recorder.close_session("episode-1")
         assert [len(s.turns) for s in record.sequences] == [1]
         assert record.usage.turns == 1
+
+
+async def test_an_engine_that_aborts_for_new_weights_shortens_no_answer(open_recorder, open_session, ids):
+    said = ids("abcdef" + END)
+    async with open_recorder(latency_s=0.001) as recorder:
+        recorder.engine._script = lambda prompt: said[sum(1 for _ in _sampled(prompt, said)) :]
+        session = open_session(recorder)
+        heard = []
+        async for part in session.stream(ChatRequest((USER,))):
+            heard.append(part)
+            if len(heard) == 2:
+                await recorder.engine.pause("abort")
+                await recorder.engine.update_weights(1, ())
+                await recorder.engine.resume()
+        assert "".join(part.text for part in heard) == "abcdefabcdef"  # the deltas, then the whole reply
+        [sequence] = recorder.close_session("episode-1").sequences
+        assert sequence.token_ids[sequence.action_mask].tolist() == said
+        versions = sequence.policy_versions[sequence.action_mask].tolist()
+        assert versions == sorted(versions)
+        assert set(versions) == {0, 1}
+        assert len(recorder.engine.log) == 2
+
+
+def _sampled(prompt, said):
+    """The tokens at the prompt's end that an earlier part of this answer sampled."""
+    count = max(n for n in range(len(said) + 1) if list(prompt[len(prompt) - n :]) == said[:n])
+    return prompt[len(prompt) - count :]
 
 
 async def test_evaluation_samples_by_its_own_settings(open_recorder, open_session):
