@@ -67,7 +67,7 @@ class BufferView:
         consumed_step: int | None = None,
         limit: int = 100,
     ) -> list[EpisodeRow]:
-        """The newest episodes that match every filter given, newest first."""
+        """The newest episodes that match every filter given, newest first; all of them where `limit` is -1."""
         filters = {
             "state": state,
             "split": split,

@@ -87,6 +87,13 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("--tokens", action="store_true", help="each token with its log-probability and version")
     view.set_defaults(command=_view)
 
+    exporting = commands.add_parser("export", help="write a run's rewarded episodes as JSONL, for supervised training")
+    exporting.add_argument("run", help="run folder, such as runs/quickstart")
+    exporting.add_argument("--format", choices=("chat", "tokens"), default="chat", help="default: %(default)s")
+    exporting.add_argument("--min-reward", type=float, required=True, metavar="R", help="only episodes with so much")
+    exporting.add_argument("--out", required=True, metavar="FILE.jsonl")
+    exporting.set_defaults(command=_export)
+
     imports = commands.add_parser("import", help="bring a model in").add_subparsers(required=True, metavar="gguf")
     gguf = imports.add_parser("gguf", help="write a GGUF file as a Hugging Face folder")
     gguf.add_argument("file")
@@ -170,6 +177,16 @@ def _view(arguments: argparse.Namespace) -> int:
     from sparring.view import view
 
     return view(arguments.run, arguments.episode, arguments.state, arguments.limit, arguments.tokens)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from sparring.export import export
+
+    count = export(arguments.run, arguments.format, arguments.min_reward, Path(arguments.out))
+    print(f"wrote {count} lines to {arguments.out}")
+    return 0
 
 
 def _import_gguf(arguments: argparse.Namespace) -> int:

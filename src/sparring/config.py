@@ -151,7 +151,8 @@ class EvalConfig(_Section):
 
 
 class WarmStartConfig(_Section):
-    steps: int = Field(0, ge=0, description="supervised steps on the environment's own demonstrations before GRPO")
+    steps: int = Field(0, ge=0, description="supervised steps before GRPO, on the environment's own demonstrations")
+    data: str | None = Field(None, description="or on these: JSONL of conversations, such as `sparring export` writes")
     learning_rate: float = Field(1e-3, gt=0)
     batch_size: int = Field(32, ge=1)
 

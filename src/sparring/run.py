@@ -149,27 +149,34 @@ class _Run:
             raise TaskError(f"no episode of the start-up probe could be played; the first failed thus: {failures[0]}")
         return [sequence for trajectory in trajectories for sequence in trajectory.sequences]
 
+    async def _supervised_sequences(self) -> list[TokenSequence]:
+        from sparring.chat_data import read_sequences
+        from sparring.demonstrations import record_demonstrations
+
+        if self.config.warm_start.data is not None:
+            data = Path(self.config.warm_start.data)
+            return await read_sequences(data, self.chat, max_length=self.config.model.max_length)
+        sequences = []
+        each = -(-_DEMONSTRATIONS // len(self.sources))
+        for source in self.sources:
+            tasks = source.train[:each]
+            sequences += await record_demonstrations(self.config, self.chat, source.part, tasks, self.config.seed)
+        return sequences
+
     def _warm_started(self, model: Path) -> Path:
-        """The model after supervised steps on the environment's demonstrations; made once, kept in the run folder."""
+        """The model after supervised steps; made once, kept in the run folder."""
         import torch
 
         from sparring.backend.trainer.checkpoint import save_model
         from sparring.backend.trainer.policy import load_policy
         from sparring.backend.trainer.warm_start import warm_start
-        from sparring.demonstrations import record_demonstrations
 
         folder, knobs = self.directory.warm_start, self.config.warm_start
         if (folder / "config.json").is_file():
             return folder
-        each = -(-_DEMONSTRATIONS // len(self.sources))
-        sequences = [
-            sequence
-            for source in self.sources
-            for sequence in asyncio.run(
-                record_demonstrations(self.config, self.chat, source.part, source.train[:each], self.config.seed)
-            )
-        ]
-        self.console.print(f"warm start: {knobs.steps} supervised steps on {len(sequences)} demonstrations")
+        sequences = asyncio.run(self._supervised_sequences())
+        origin = knobs.data or "demonstrations"
+        self.console.print(f"warm start: {knobs.steps} supervised steps on {len(sequences)} sequences of {origin}")
         policy, tokenizer = load_policy(model, getattr(torch, self.config.trainer.dtype))
         losses = warm_start(
             policy,

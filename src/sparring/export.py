@@ -1,0 +1,93 @@
+"""`sparring export`: a run's rewarded episodes as JSONL, for supervised training here or anywhere else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from sparring.agents.runner import make_env
+from sparring.backend.buffer import BufferView
+from sparring.config_file import load_config
+from sparring.errors import ConfigError, SparringError, TaskError
+from sparring.run_dir import RunDirectory
+from sparring.types import TokenSequence, Trajectory
+
+__all__ = ["export"]
+
+
+def export(run: str, form: Literal["chat", "tokens"], min_reward: float, out: Path) -> int:
+    """Write the training episodes that did not fail and have this reward at least, the oldest first.
+
+    "chat": one line an episode, `messages` and `tools` in OpenAI's format. "tokens": one line a sequence, exactly as it
+    was sampled; for models with the same tokenizer. Held-out episodes are never among them.
+
+    Returns:
+        How many lines were written.
+
+    Raises:
+        ConfigError: `run` is no run folder, or `out` cannot be written.
+        TaskError: no episode has that reward; the greatest that one has.
+    """
+    directory = RunDirectory(Path(run))
+    if not directory.buffer.is_file():
+        raise ConfigError(f"{run} is no run folder: it holds no {directory.buffer.name}")
+    tools = _tools(directory)
+    count = 0
+    with BufferView(directory.buffer) as buffer:
+        rows = [row for row in buffer.episodes(limit=-1) if row.state not in ("evaluation", "failed")]
+        chosen = [row for row in reversed(rows) if row.reward is not None and row.reward >= min_reward]
+        if not chosen:
+            best = max((row.reward for row in rows if row.reward is not None), default=None)
+            raise TaskError(
+                f"none of the {len(rows)} training episodes in {run} has a reward of {min_reward:g}; the best is {best}"
+            )
+        try:
+            with out.open("w", encoding="utf-8") as file:
+                for row in chosen:
+                    trajectory = buffer.trajectory(row.episode_id)
+                    for line in _lines(trajectory, form, tools.get(trajectory.env_id, [])):
+                        file.write(json.dumps(line) + "\n")
+                        count += 1
+        except OSError as error:
+            raise ConfigError(f"--out: cannot write {out}: {error.strerror}") from error
+    return count
+
+
+def _lines(trajectory: Trajectory, form: str, tools: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    about = {
+        "episode_id": trajectory.episode_id,
+        "env_id": trajectory.env_id,
+        "task_id": trajectory.task_id,
+        "reward": trajectory.reward,
+    }
+    if form == "chat":
+        yield {**about, "messages": list(trajectory.messages), "tools": tools}
+        return
+    for sequence in trajectory.sequences:
+        yield {**about, **_arrays(sequence)}
+
+
+def _arrays(sequence: TokenSequence) -> dict[str, Any]:
+    return {
+        "token_ids": sequence.token_ids.tolist(),
+        "action_mask": sequence.action_mask.tolist(),
+        "behaviour_logprobs": sequence.behaviour_logprobs.tolist(),
+        "policy_versions": sequence.policy_versions.tolist(),
+        "turns": [vars(turn) for turn in sequence.turns],
+    }
+
+
+def _tools(directory: RunDirectory) -> Mapping[str, list[dict[str, Any]]]:
+    """The tools that each environment has from its construction on, by the name under which episodes are stored."""
+    env_config = load_config(directory.config).config.env
+    tools = {}
+    for part in env_config.parts:
+        try:
+            env = make_env(part.id, part.kwargs)
+        except SparringError:  # the run may be of another machine: its conversations are there all the same
+            continue
+        tools[part.label if env_config.mixture else part.id] = env.tools
+        env.close()
+    return tools
