@@ -112,7 +112,7 @@ def kept_urls() -> dict[str, str]:
 @asynccontextmanager
 async def attached(model: Path, url: str) -> AsyncIterator[SGLangEngine]:
     """An engine on a server of `running`, which holds the weights of `model` from then on."""
-    engine = SGLangEngine(model, url=url, max_length=MAX_LENGTH)
+    engine = SGLangEngine(model, url=url, max_length=MAX_LENGTH, live=False)
     await engine.start()
     try:
         await engine.publish(engine.version + 1, model)

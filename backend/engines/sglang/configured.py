@@ -22,7 +22,7 @@ def make_sglang(config: RunConfig, model: Path, logs: Path) -> Engine:
     """
     knobs, max_length = config.engine, config.model.max_length
     if knobs.urls:
-        engines = [SGLangEngine(model, url=url, max_length=max_length) for url in knobs.urls]
+        engines = [SGLangEngine(model, url=url, max_length=max_length, live=False) for url in knobs.urls]
     else:
         options = ServerOptions(
             python=knobs.python or sys.executable,
@@ -38,6 +38,7 @@ def make_sglang(config: RunConfig, model: Path, logs: Path) -> Engine:
                 model,
                 server=SGLangServer(model, options, max_length=max_length, log_path=logs / f"sglang-{i}.log"),
                 max_length=max_length,
+                live=False,
             )
             for i in range(knobs.servers)
         ]

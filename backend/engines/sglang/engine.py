@@ -73,6 +73,7 @@ class SGLangEngine(Engine):
         url: str | None = None,
         max_length: int,
         request_timeout_s: float = 600.0,
+        live: bool = True,
     ) -> None:
         """
         Args:
@@ -89,6 +90,7 @@ class SGLangEngine(Engine):
             raise ValueError("give SGLangEngine either a server to start or the url of one that runs")
         self._layout = WeightLayout.of_model(model_path)
         self._server, self._max_length, self._timeout_s = server, max_length, request_timeout_s
+        self._live = live
         self._transport = Transport(url or "")
         self._info: ServerInfo | None = None
         self._reports_versions = False
@@ -230,7 +232,7 @@ class SGLangEngine(Engine):
         self, replies: asyncio.Queue[Reply | Exception], token_ids: Sequence[int], sampling: SamplingParams
     ) -> None:
         try:
-            async with aclosing(self._legs(token_ids, sampling, stream=True)) as legs:
+            async with aclosing(self._legs(token_ids, sampling, stream=self._live)) as legs:
                 async for reply in legs:
                     replies.put_nowait(reply)
         except Exception as error:  # raised where the caller reads

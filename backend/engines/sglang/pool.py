@@ -65,11 +65,7 @@ class EnginePool(Engine):
         except* EngineError as errors:
             await self.stop()
             raise EngineError("; ".join(str(error) for error in errors.exceptions)) from errors
-        versions = {member.engine.version for member in self._members}
-        if len(versions) > 1:
-            await self.stop()
-            raise EngineError(f"the servers of the pool hold different weights: versions {sorted(versions)}")
-        self.version = versions.pop()
+        self.version = min(member.engine.version for member in self._members)  # until the first update makes them equal
         self._checking = asyncio.get_running_loop().create_task(self._check_forever())
 
     async def stop(self) -> None:
