@@ -26,26 +26,25 @@ class Subject:
 
     Attributes:
         folder: the Hugging Face folder; None where an endpoint serves the model.
-        of_run: `config` is that of the run which trained it, so its environment is the one to evaluate on by default.
     """
 
     name: str
     config: RunConfig
     folder: Path | None
-    of_run: bool = False
 
 
 def find_subject(model: str, env_id: str, overrides: Sequence[str], *, remote: bool) -> Subject:
     """
     Args:
-        env_id: of the first environment, or "" for a run's own.
+        env_id: of the first environment, or "": that of the run which trained the model.
         overrides: dotted, over the run's configuration or the defaults.
         remote: `model` is a name behind an endpoint.
 
     Raises:
-        ConfigError: no such model, or a run without one yet.
+        ConfigError: no such model, or a run without one yet; no environment, and no run that could say it.
     """
     if remote:
+        _require(env_id, model)
         document = _document(model, env_id, max_length=1 << 20, max_new_tokens=4096)
         return Subject(model, make_config(document, overrides, name="eval").config, None)
     path = Path(model).expanduser()
@@ -55,13 +54,19 @@ def find_subject(model: str, env_id: str, overrides: Sequence[str], *, remote: b
             folder = run.newest_model if root == path else path
             if folder is None:
                 raise ConfigError(f"the run in {root} has no model yet: wait for its first checkpoint")
-            return Subject(str(folder), load_config(run.config, overrides).config, folder, of_run=True)
+            return Subject(str(folder), load_config(run.config, overrides).config, folder)
+    _require(env_id, model)
     from sparring.backend.models import resolve_model
 
     folder = resolve_model(model)
     max_length = _context_length(folder)
     document = _document(model, env_id, max_length=max_length, max_new_tokens=min(1024, max_length // 2))
     return Subject(model, make_config(document, overrides, name="eval").config, folder)
+
+
+def _require(env_id: str, model: str) -> None:
+    if not env_id:
+        raise ConfigError(f"--env is needed: {model} is no run, whose own environment it could be")
 
 
 def _document(model: str, env_id: str, *, max_length: int, max_new_tokens: int) -> dict[str, Any]:

@@ -76,8 +76,6 @@ def evaluate(request: EvalRequest) -> int:
     subject = find_subject(
         request.model, request.envs[0].id if request.envs else "", _overrides(request), remote=bool(request.base_url)
     )
-    if not request.envs and not subject.of_run:
-        raise ConfigError(f"--env is needed: {request.model} is no run, whose own environment it could be")
     envs = request.envs or subject.config.env.parts
     plans = [_plan(env, request, subject.config.seed) for env in envs]
     sampling = _sampling(request, subject)
@@ -299,6 +297,7 @@ def _settings(request: EvalRequest, subject: Subject, sampling: SamplingParams) 
         "split": request.split,
         "seed": config.seed,
         "policy": config.agent.policy,
+        "policy_kwargs": config.agent.kwargs,
         "tool_template": config.model.tool_template,
         "max_length": config.model.max_length,
         "max_turns": config.rollout.max_turns,

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import re
 import shutil
+import signal
 
 import gymnasium
 import pytest
@@ -41,6 +43,21 @@ class Fragile(ChatEnv):
 
 
 gymnasium.register("test/Fragile-v0", entry_point=Fragile)
+
+
+class Interrupting(Fragile):
+    """Ctrl-C is pressed as the third task begins, once."""
+
+    pressed = False
+
+    async def _begin(self, task_id):
+        if task_id.endswith("/2") and not Interrupting.pressed:
+            Interrupting.pressed = True
+            os.kill(os.getpid(), signal.SIGINT)
+        return [Message("user", "Speak.")]
+
+
+gymnasium.register("test/Interrupting-v0", entry_point=Interrupting)
 
 
 def evaluate(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -223,6 +240,29 @@ def test_a_file_of_something_else_is_not_overwritten(capsys, tmp_path, remote):
     other.write_text('{"text": "mine"}\n')
     assert "holds something else" in evaluate(capsys, *remote, "--episodes", "1", "--out", str(other))[2]
     assert other.read_text() == '{"text": "mine"}\n'
+
+
+@pytest.mark.slow
+def test_an_interrupted_evaluation_goes_on_where_it_was(capsys, tmp_path):
+    out = tmp_path / "e.jsonl"
+    command = ("tiny-qwen3", "--env", "test/Interrupting-v0", *LOCAL, "--concurrency", "1", "--out", str(out))
+    status, shown, _ = evaluate(capsys, *command)
+    assert status == 130
+    assert f"the same command goes on with the 2 episodes in {out}" in shown.replace("\n", "")
+    assert [row["task_id"] for row in rows(out)] == ["test/0", "test/1"]
+    assert evaluate(capsys, *command)[0] == 0
+    assert [row["task_id"] for row in rows(out)] == ["test/0", "test/1", "test/2", "test/3"]
+
+
+def test_an_agent_that_speaks_http_itself_is_refused_at_an_endpoint(capsys, remote, tmp_path):
+    policy = tmp_path / "policy.py"
+    policy.write_text(
+        "from sparring.agents.remote import served_at\n"
+        "class make:\n    async def play(self, env, client):\n        served_at(client)\n"
+    )
+    status, _, error = evaluate(capsys, *remote, "--episodes", "1", "--policy", f"{policy}:make")
+    assert status == 2
+    assert "this agent speaks HTTP" in error
 
 
 @pytest.mark.slow
