@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -116,6 +117,7 @@ async def _serve_gateway(port: int) -> None:
     chat = ChatFormat.load(folder, tool_template="hermes")
     ids = [*chat.encode_text(ANSWER), chat.end_ids[0]]
     engine = ScriptedEngine(lambda _: ids)
+    engine.log = deque(maxlen=1)  # type: ignore[assignment]  # it would keep every request that it ever had
     await engine.start()
     recorder = Recorder(engine, chat, SamplingParams(max_new_tokens=64), max_length=8192)
     async with GatewayServer(recorder, port=port, admin_key=ADMIN_KEY):

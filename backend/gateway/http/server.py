@@ -133,9 +133,16 @@ def _listen(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65_535:
         raise GatewayError(f"port {port} does not exist: choose one up to 65535, or 0 for a free one")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With its protocol named, as `socket.create_server` does not: asyncio sets TCP_NODELAY on no other connections, and
+    # each answer would wait 40 ms for an acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+        return listener
     except OSError as error:
+        listener.close()
         raise GatewayError(f"cannot listen on {host}:{port}: {error}; choose another port, or 0 for any") from error
 
 

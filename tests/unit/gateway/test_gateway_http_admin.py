@@ -233,6 +233,20 @@ async def test_a_port_in_use_says_so(serve, open_recorder):
             await GatewayServer(recorder, port=70_000).start()
 
 
+async def test_connections_do_not_wait_to_fill_a_packet(open_recorder):
+    async with open_recorder() as recorder, GatewayServer(recorder) as server:
+        [listener] = server._server.servers[0].sockets
+        port = listener.getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readline()
+        [connection] = server._server.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        writer.close()
+        await writer.wait_closed()
+
+
 async def test_a_guessable_admin_key_stays_on_loopback(open_recorder):
     async with open_recorder() as recorder:
         for key in ("short", "areal-admin-key"):
