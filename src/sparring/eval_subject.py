@@ -55,10 +55,10 @@ def find_subject(model: str, env_id: str, overrides: Sequence[str], *, remote: b
             if folder is None:
                 raise ConfigError(f"the run in {root} has no model yet: wait for its first checkpoint")
             return Subject(str(folder), load_config(run.config, overrides).config, folder)
-    _require(env_id, model)
     from sparring.backend.models import resolve_model
 
     folder = resolve_model(model)
+    _require(env_id, model)
     max_length = _context_length(folder)
     document = _document(model, env_id, max_length=max_length, max_new_tokens=min(1024, max_length // 2))
     return Subject(model, make_config(document, overrides, name="eval").config, folder)
