@@ -126,7 +126,7 @@ def _logits(
 
 def _add_product(total: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
     """total += grad_logits.T @ hidden, a slice of the vocabulary at a time: no second matrix of the weight's size."""
-    size = max(1, _CHUNK_ELEMENTS // 2 // hidden.shape[1])
+    size = max(1, _CHUNK_ELEMENTS // 4 // hidden.shape[1])
     for start in range(0, total.shape[0], size):
         words = slice(start, start + size)
         total[words] += _product(grad_logits[:, words].T, hidden, total.dtype)
