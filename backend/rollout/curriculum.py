@@ -19,16 +19,12 @@ class Curriculum:
     What stands at a position is the other sampler's, so the position is still all that a resume needs, together with
     the rewards of the groups drawn before, which the buffer holds. An epoch in which every task is left out would
     never end: after as many positions as there are tasks the next group is taken as it is.
-
-    Attributes:
-        skipped: groups left out by this process.
     """
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._settled: dict[tuple[str, str], dict[int, bool]] = {}  # by task, by position of the group
         self.seed = sampler.seed
-        self.skipped = 0
 
     @property
     def size(self) -> int:
@@ -43,9 +39,7 @@ class Curriculum:
         for candidate in range(position, position + self.size):
             spec = self._sampler.group(candidate)
             if self._takes_part(spec):
-                self.skipped += candidate - position
                 return spec
-        self.skipped += self.size
         return self._sampler.group(position + self.size)
 
     def _takes_part(self, spec: GroupSpec) -> bool:

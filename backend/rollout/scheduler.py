@@ -144,6 +144,7 @@ class GroupScheduler:
     def _draw(self) -> StoredGroup:
         spec = self._sampler.group(self._position)
         self._buffer.start_group(spec)
+        self.meter.count("skipped_groups", spec.seq - self._position)
         self._position = spec.seq + 1
         return StoredGroup(spec)
 

@@ -8,6 +8,7 @@ Statistics of a batch, by name; those marked * are over everything that ended si
     failures*, failures/<kind>* failed attempts, retried or not
     groups/dropped*             without signal, or with fewer than two survivors
     groups/refills*             dropped groups that this step replaced
+    groups/skipped*             left out by a curriculum
     groups/expired*, groups/running, groups/ready, groups/trained
     lag/mean, lag/max, lag/<k>  updates between sampling and training; lag/<k> counts the batch's episodes
     sampler/tokens*, sampler/tokens_per_s*, sampler/busy*   busy: share of the time with an episode running
@@ -103,6 +104,7 @@ class RolloutMeter:
             "failures": float(window["failures"]),
             "groups/dropped": float(window["dropped_groups"]),
             "groups/expired": float(window["expired_groups"]),
+            "groups/skipped": float(window["skipped_groups"]),
             "sampler/tokens": float(window["tokens"]),
             "sampler/tokens_per_s": window["tokens"] / seconds,
             "sampler/busy": min(self._busy_s / seconds, 1.0),
