@@ -82,6 +82,8 @@ class SGLangEngine(Engine):
             url: else the address of one that runs.
             max_length: context length in tokens, prompt and completion together.
             request_timeout_s: a request that is silent for so long has failed.
+            live: `stream` gives tokens as they come. Else it asks for whole answers, as `generate` does: an event a
+                token, for hundreds of requests, is more than the server's front end can send (see docs/gpu.md).
 
         Raises:
             ValueError: both or neither of `server` and `url`.

@@ -199,3 +199,14 @@ async def test_weights_that_someone_else_published_are_a_fault(scripted_sglang, 
         assert not health.ok
         assert "holds weights 9, not 0" in health.detail
         await other.stop()
+
+
+async def test_an_engine_that_is_not_live_streams_whole_answers(scripted_sglang, tiny_qwen3):
+    async with scripted_sglang(COUNT) as (live, _inner, fake):
+        engine = SGLangEngine(tiny_qwen3, url=live.url, max_length=100, live=False)
+        await engine.start()
+        fake.bodies.clear()
+        chunks = [chunk async for chunk in engine.stream([1], SamplingParams(max_new_tokens=4))]
+        await engine.stop()
+    assert [chunk.token_ids for chunk in chunks] == [[2, 3, 4, 5], []]
+    assert [body["stream"] for body in fake.bodies] == [False]

@@ -78,3 +78,15 @@ async def test_an_update_reaches_every_server():
     assert [member.updates for member in members] == [[(4, ["w"])]] * 3
     assert pool.version == 4
     await pool.stop()
+
+
+async def test_servers_of_different_weights_become_equal_with_the_first_update():
+    members = engines(2)
+    members[1].version = 3
+    pool = EnginePool(members)
+    await pool.start()
+    assert pool.version == 0
+    await pool.update_weights(4, [("w", None)])
+    assert [member.version for member in members] == [4, 4]
+    await pool.stop()
+

@@ -1,0 +1,145 @@
+"""The server's process: started, killed, hung, orphaned. The stand-in runs in SGLang's place, as a program."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sparring.backend.engines.base import SamplingParams
+from sparring.backend.engines.sglang import ServerOptions, SGLangEngine, SGLangServer
+from sparring.backend.engines.sglang.server import check_gpu_memory
+from sparring.backend.engines.sglang.weights import WeightLayout
+from sparring.errors import EngineError
+
+pytestmark = pytest.mark.slow
+
+STAND_IN = (sys.executable, "-m", "sparring.backend.engines.fake_sglang")
+
+
+def server(model, tmp_path, command=STAND_IN, **options):
+    knobs = ServerOptions(dtype="float32", max_running=4, **options)
+    return SGLangServer(model, knobs, max_length=128, log_path=tmp_path / "server.log", command=command)
+
+
+async def test_an_engine_starts_its_server_samples_and_ends_it(tiny_qwen3, tmp_path):
+    process = server(tiny_qwen3, tmp_path)
+    engine = SGLangEngine(tiny_qwen3, server=process, max_length=128)
+    await engine.start()
+    completion = await engine.generate([1, 2, 3], SamplingParams(max_new_tokens=4))
+    assert len(completion.token_ids) == 4
+    pid = process.pid
+    await engine.stop()
+    assert pid is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_killed_server_fails_requests_with_how_it_died(tiny_qwen3, tmp_path):
+    process = server(tiny_qwen3, tmp_path)
+    engine = SGLangEngine(tiny_qwen3, server=process, max_length=128)
+    await engine.start()
+    await engine.pause()
+    pending = asyncio.create_task(engine.generate([1], SamplingParams(max_new_tokens=4)))
+    assert process.pid is not None
+    os.killpg(process.pid, signal.SIGKILL)
+    with pytest.raises(EngineError, match=r"killed by SIGKILL[\s\S]*server\.log"):
+        await engine.resume()
+    pending.cancel()
+    await engine.stop()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise SystemExit('CUDA out of memory. Tried to allocate 2 GiB')", r"lower engine\.memory_fraction"),
+        ("import sglang_that_is_not_there", "exit status 1"),
+        ("raise ModuleNotFoundError(\"No module named 'sglang'\")", "name the Python of SGLang's environment"),
+    ],
+    ids=["memory", "crash", "no sglang"],
+)
+async def test_a_server_that_dies_as_it_starts_says_why(tiny_qwen3, tmp_path, code, said):
+    with pytest.raises(EngineError, match=said):
+        await server(tiny_qwen3, tmp_path, command=(sys.executable, "-c", code)).start()
+
+
+async def test_a_server_that_hangs_as_it_starts_has_a_deadline(tiny_qwen3, tmp_path):
+    hung = server(tiny_qwen3, tmp_path, command=("sleep", "60"), start_timeout_s=0.5)
+    hung._arguments = lambda port: []  # type: ignore[method-assign]  # sleep takes none of SGLang's
+    with pytest.raises(EngineError, match=r"not ready after 0\.5 s"):
+        await hung.start()
+
+
+async def test_a_python_that_is_not_there_is_said(tiny_qwen3, tmp_path):
+    with pytest.raises(EngineError, match=r"set engine\.python"):
+        await server(tiny_qwen3, tmp_path, command=("/no/such/python",)).start()
+
+
+def test_a_server_dies_with_the_process_that_started_it(tiny_qwen3, tmp_path):
+    program = f"""
+import asyncio
+from pathlib import Path
+from sparring.backend.engines.sglang import ServerOptions, SGLangServer
+
+async def main():
+    options = ServerOptions(dtype="float32", max_running=4)
+    process = SGLangServer(Path({str(tiny_qwen3)!r}), options, max_length=128,
+                           log_path=Path({str(tmp_path / "log")!r}), command={STAND_IN!r})
+    await process.start()
+    print(process.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while _alive(child):
+        assert time.monotonic() < deadline, f"server {child} outlived the process that started it"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """A machine whose `nvidia-smi` says what the test wants."""
+
+    def says(total_mib: int, free_mib: int) -> None:
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\necho '{total_mib}, {free_mib}'\n")
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    return says
+
+
+def test_too_little_memory_is_said_before_loading_with_the_numbers(nvidia_smi, tiny_qwen3):
+    layout = WeightLayout.of_model(tiny_qwen3)
+    big = WeightLayout(layout.folder, layout.architecture, "bfloat16", True, {"w": (50_000, 100_000)})
+    nvidia_smi(16_000, 15_000)
+    with pytest.raises(EngineError, match=r"5\.00B parameters in bfloat16 take 9\.3 GiB.*0\.35 of 16 GiB is 5\.5 GiB"):
+        check_gpu_memory(big, ServerOptions())
+    nvidia_smi(16_000, 2_000)
+    with pytest.raises(EngineError, match=r"GPU 0 has 2\.0 of 16 GiB free"):
+        check_gpu_memory(layout, ServerOptions())
+    nvidia_smi(16_000, 15_000)
+    check_gpu_memory(layout, ServerOptions())
+
+
+def test_without_a_gpu_it_is_said(monkeypatch, tmp_path, tiny_qwen3):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EngineError, match="engine=sglang needs one"):
+        check_gpu_memory(WeightLayout.of_model(tiny_qwen3), ServerOptions())
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
