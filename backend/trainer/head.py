@@ -67,6 +67,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             entropy[rows] = lse[rows] - torch.bmm(p.unsqueeze(1), logits.unsqueeze(2)).flatten() / total
             local = term_row[terms] - rows.start
             logprobs[terms] = logits[local, targets[terms]] - lse[rows][local]
+            del logits, p
         ctx.save_for_backward(hidden, weight, bias, inverse_temperature, term_row, targets, lse)
         ctx.dtype = dtype
         ctx.mark_non_differentiable(entropy)
@@ -94,6 +95,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 _add_product(grad_weight, small, hidden_c[rows])
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0)
+            del logits, grad_logits, small  # before the next chunk is there
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
