@@ -37,7 +37,8 @@ __all__ = ["SGLangEngine"]
 
 _CONTROL_S = 30.0  # pause and resume take milliseconds
 _UPDATE_S = 300.0  # from disk, a large model takes minutes
-_HEALTH_S = 4.5
+_HEALTH_S = 4.5  # an idle server answers at once; the front end of a busy one may take seconds
+_STAGED: WeightSource = []  # what `stage_weights` gives to `update_weights`
 _PROBE_S = 60.0
 _T = TypeVar("_T")
 
@@ -185,13 +186,14 @@ class SGLangEngine(Engine):
 
     async def stage_weights(self, version: int, source: WeightSource) -> WeightSource:
         self._staged = await stage(version, source, self._layout, self._staged)
-        return ()  # `update_weights` of that version loads what is staged
+        return _STAGED
 
     async def update_weights(self, version: int, source: WeightSource) -> None:
         self._check()
-        if self._staged is None or self._staged.version != version or self._staged.loaded:
+        if source is not _STAGED:
             await self.stage_weights(version, source)
-        assert self._staged is not None
+        if self._staged is None or self._staged.version != version or self._staged.loaded:
+            raise EngineError(f"weights {version} were not staged: call stage_weights with them first")
         await self._died_or(load_staged(self._transport, self._staged, deadline_s=_UPDATE_S))
         self.version = version
 

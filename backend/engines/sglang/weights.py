@@ -112,7 +112,7 @@ class StagedWeights:
     handles: str | None = None
     buffer: torch.Tensor | None = None
     folder: Path | None = None
-    loaded: bool = False
+    loaded: bool = False  # once: a folder of ours is gone by then
     _owned: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
 

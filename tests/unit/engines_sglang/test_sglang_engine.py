@@ -210,3 +210,17 @@ async def test_an_engine_that_is_not_live_streams_whole_answers(scripted_sglang,
         await engine.stop()
     assert [chunk.token_ids for chunk in chunks] == [[2, 3, 4, 5], []]
     assert [body["stream"] for body in fake.bodies] == [False]
+
+
+async def test_weights_that_were_staged_and_never_loaded_do_not_stand_in_for_others(scripted_sglang, tiny_qwen3):
+    tensors = load_file(tiny_qwen3 / "model.safetensors")
+    async with scripted_sglang(COUNT) as (engine, inner, _):
+        await engine.stage_weights(5, tiny_qwen3)
+        await engine.update_weights(5, tensors.items())
+        staged = await engine.stage_weights(6, tiny_qwen3)
+        with pytest.raises(EngineError, match="7 were not staged"):
+            await engine.update_weights(7, staged)
+        await engine.update_weights(6, staged)
+    assert [version for version, _ in inner.updates] == [5, 6]
+    assert inner.updates[0][1] != tiny_qwen3
+    assert inner.updates[1][1] == tiny_qwen3
