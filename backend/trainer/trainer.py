@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from numpy.typing import NDArray
-from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PrinterCallback
 
 from sparring.backend.objectives import Objective, load_objective
 from sparring.backend.trainer.checkpoint import (
@@ -33,6 +33,7 @@ from sparring.backend.trainer.checkpoint import (
 from sparring.backend.trainer.compiled import compile_layers
 from sparring.backend.trainer.critic import Critic
 from sparring.backend.trainer.interrupt import InterruptGuard
+from sparring.backend.trainer.loop import LifeCycle, Steps
 from sparring.backend.trainer.metrics import MetricsFile, StepMeter
 from sparring.backend.trainer.packing import PackedRow, Sample, pack, split_rows
 from sparring.backend.trainer.passes import prepare_step, proximal_of, score_rows, with_reward_kl
@@ -171,7 +172,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._metrics_file: MetricsFile | None = None
         self.drift: DriftReport | None = None
         self.remove_callback(PrinterCallback)
-        self.add_callback(_LifeCycle(self))
+        self.add_callback(LifeCycle(self))
 
     def _send_telemetry(self) -> None:
         """TRL's trainers report their construction to the hub; ours tells nobody."""
@@ -264,7 +265,7 @@ class AgentTrainer(AsyncGRPOTrainer):
             self.control.should_training_stop = True
 
     def get_train_dataloader(self) -> Any:
-        return _Steps(self)
+        return Steps(self)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Step], num_batches: int, device: Any
@@ -476,35 +477,6 @@ class AgentTrainer(AsyncGRPOTrainer):
             yield
         finally:
             self._seconds[phase] += time.perf_counter() - began
-
-
-class _Steps:
-    """The data loader: one item an optimizer step, asked for when the step begins. No prefetch, so η = 0 works."""
-
-    def __init__(self, trainer: AgentTrainer) -> None:
-        self._trainer = trainer
-
-    def __iter__(self) -> Iterator[Step]:
-        while True:
-            yield self._trainer._next_step()
-
-
-class _LifeCycle(TrainerCallback):
-    """Where transformers' loop calls ours."""
-
-    def __init__(self, trainer: AgentTrainer) -> None:
-        self._trainer = trainer
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._trainer._begin()
-
-    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> None:
-        self._trainer._guard.hold()
-        self._trainer._update_critic()
-        self._trainer._optimizer_began = time.perf_counter()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._trainer._finish_step()
 
 
 def _plain(optimizer: Any) -> torch.optim.Optimizer:
