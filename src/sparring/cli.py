@@ -16,7 +16,12 @@ _OVERRIDES = "dotted overrides, such as trainer.learning_rate=1e-5"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. An error of ours is one line on standard error, without a traceback."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and hasattr(arguments, "overrides") and not any(text.startswith("-") for text in rest):
+        arguments.overrides += rest  # overrides behind an option, which argparse takes for strangers
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return arguments.command(arguments)
     except SparringError as error:

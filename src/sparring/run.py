@@ -94,6 +94,7 @@ class _Run:
         self.display = stack.enter_context(Display(config.trainer.steps, console))
 
     def play(self, *, resume: bool) -> None:
+        from sparring.backend.trainer.checkpoint import latest_checkpoint
         from sparring.backend.trainer.trainer import AgentTrainer
         from sparring.backend.weights import WeightPublisher
 
@@ -110,7 +111,8 @@ class _Run:
             probe_sequences=self._probe_sequences,
             on_trained=self.buffer.keep_trained_logprobs,
         )
-        trainer.train(resume=resume)
+        # A run that ended before its first checkpoint goes on from step 0, with the episodes that it has.
+        trainer.train(resume=resume and latest_checkpoint(self.directory.root) is not None)
         self.display.status("writing the trained model")
         trainer.write_model(self.directory.model, chat_template=self.chat.template)
         title = f"{self.config.model.path} on {self.config.env.title}"

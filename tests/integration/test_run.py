@@ -119,14 +119,29 @@ def kill_at_random_moments(config: Path, run_dir: Path, kills: int, seed: int) -
     while hits < kills:
         process = start(config, *(["--resume"] if resumed else []), f"trainer.steps={STEPS + 2 * hits}")
         time.sleep(rng.uniform(3, 14))  # the moment is the point of the test
-        if process.poll() is None:
+        hit = process.poll() is None
+        if hit:
             os.killpg(process.pid, signal.SIGKILL)
             hits += 1
-        process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=60)
+        assert hit or process.returncode == 0, output
         resumed = (run_dir / "config.yaml").is_file()
     status, output = run(config, "--resume", f"trainer.steps={STEPS + 2 * kills}")
     assert status == 0, output
     assert_each_trajectory_had_one_fate(run_dir, STEPS + 2 * kills)
+
+
+def test_a_run_killed_before_its_first_checkpoint_goes_on(config, tmp_path):
+    process = start(config, "trainer.checkpoint_every=0", "trainer.steps=200")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.is_file() and '"step": 2' in metrics.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    status, output = run(config, "--resume", "trainer.steps=3")
+    assert status == 0, output
+    assert_each_trajectory_had_one_fate(tmp_path / "run", 3)
 
 
 def test_kill_9_loses_and_repeats_nothing(config, tmp_path):
