@@ -78,7 +78,8 @@ def _from_file(path: Path, _modified_ns: int) -> Sequence[PromptRow]:
     try:
         if path.suffix == ".json":
             return [_row(row, f"{path} row {number}") for number, row in enumerate(json.loads(text))]
-        numbered = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        # Not splitlines: a JSON string may hold U+2028 and its like as they are.
+        numbered = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
         return [_row(json.loads(line), f"{path}:{number}") for number, line in numbered]
     except ValueError as error:
         raise TaskError(f"{path} is not JSON: {error}") from error

@@ -8,6 +8,7 @@ the signatures of what is used, so that an upgrade of TRL says what moved.
 from __future__ import annotations
 
 import random
+import shutil
 import time
 import warnings
 from collections import ChainMap, defaultdict
@@ -208,7 +209,7 @@ class AgentTrainer(AsyncGRPOTrainer):
                 super().train()
             except KeyboardInterrupt:
                 self._policy.zero_grad(set_to_none=True)
-                if checkpoint_on_interrupt and self.state.global_step > 0:
+                if checkpoint_on_interrupt and self.state.global_step > 0 and not self._guard.held:
                     self.save_checkpoint()
                 raise
 
@@ -232,7 +233,11 @@ class AgentTrainer(AsyncGRPOTrainer):
     def write_model(self, folder: Path, chat_template: str) -> None:
         """Write the policy as a bfloat16 Hugging Face folder, with the chat template that it was trained under."""
         self._tokenizer.chat_template = chat_template
-        save_model(folder, self._policy, self._tokenizer, torch.bfloat16)
+        half_made = folder.with_name(folder.name + ".partial")
+        shutil.rmtree(half_made, ignore_errors=True)
+        save_model(half_made, self._policy, self._tokenizer, torch.bfloat16)
+        shutil.rmtree(folder, ignore_errors=True)
+        half_made.rename(folder)
 
     def publish(self) -> None:
         """Send the weights to the engine as version `global_step`."""
@@ -410,9 +415,6 @@ class AgentTrainer(AsyncGRPOTrainer):
         step = self.state.global_step
         self._seconds["optimizer"] += time.perf_counter() - self._optimizer_began
         self.publish()
-        every = self.run_config.trainer.checkpoint_every
-        if (every and step % every == 0) or step >= self.state.max_steps:
-            self.save_checkpoint()
         busy = sum(self._seconds.values()) - self._seconds["wait"]
         self._record |= {
             **{f"time/{name}_s": round(s, 4) for name, s in self._seconds.items()},
@@ -423,12 +425,19 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._report(self._record)
         if self._on_trained is not None and self._main:
             self._on_trained(step, logprobs_by_episode(self._groups, ChainMap(*self._scored)))
+        # Reported before the checkpoint, or a kill between the two would lose the record: a checkpoint's time counts
+        # to the next step. An evaluation's counts to none.
+        self._seconds.clear()
+        self._step_began = time.perf_counter()
+        every = self.run_config.trainer.checkpoint_every
+        if (every and step % every == 0) or step >= self.state.max_steps:
+            self.save_checkpoint()
         self._guard.release()
         every = self.run_config.eval.every
         if (every and step % every == 0) or step >= self.state.max_steps:
+            evaluation_began = time.perf_counter()
             self._evaluate_now(step)
-        self._seconds.clear()
-        self._step_began = time.perf_counter()
+            self._step_began += time.perf_counter() - evaluation_began
 
     def _begin(self) -> None:
         step = self.state.global_step

@@ -42,7 +42,7 @@ async def read_sequences(path: Path, chat: ChatFormat, *, max_length: int) -> li
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: JSON may hold U+2028 as it is
     except OSError as error:
         raise ConfigError(f"warm_start.data: cannot read {path}: {error.strerror}") from error
     for number, line in enumerate(lines, 1):

@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
     view = commands.add_parser("view", help="list the episodes of a run, or show one of them token by token")
     view.add_argument("run", help="run folder, such as runs/quickstart")
-    view.add_argument("episode", nargs="?", help="episode id, or the start of one; without it, the list")
+    view.add_argument("episode", nargs="?", help="episode id; without it, the list")
     view.add_argument("--state", help="only episodes in this state, such as consumed, failed, evaluation")
     view.add_argument("--limit", type=int, default=40, help="at most so many episodes (default: %(default)s)")
     view.add_argument("--tokens", action="store_true", help="each token with its log-probability and version")

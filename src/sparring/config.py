@@ -83,7 +83,7 @@ class AgentConfig(_Section):
 
 
 class EngineConfig(_Section):
-    type: Literal["torch", "sglang", "vllm"] = Field("torch", description="what samples")
+    type: Literal["torch", "sglang"] = Field("torch", description="what samples")
     slots: int = Field(32, ge=1, description="sequences decoded together")
     threads: int = Field(1, ge=1, description="torch threads of the engine's process")
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="weights and activations of the sampler")

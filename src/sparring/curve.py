@@ -13,13 +13,13 @@ __all__ = ["plot_curve"]
 def plot_curve(
     path: Path, title: str, steps: Sequence[int], rewards: Sequence[float], evaluations: Sequence[EvalSummary]
 ) -> None:
-    """Write a PNG. `rewards[i]` is the mean reward of the episodes that step `steps[i]` trained on."""
+    """Write a PNG. `rewards[i]` is the mean reward of the episodes that ended before step `steps[i]`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
-    axes.plot(steps, rewards, color="tab:blue", alpha=0.7, label="mean reward of the trained groups")
+    axes.plot(steps, rewards, color="tab:blue", alpha=0.7, label="mean reward of what was sampled")
     axes.errorbar(
         [e.step for e in evaluations],
         [e.success for e in evaluations],

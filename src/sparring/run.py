@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from sparring.config import RunConfig
 from sparring.config_file import LoadedConfig
 from sparring.display import Display
 from sparring.errors import TaskError
@@ -49,7 +48,7 @@ def train(loaded: LoadedConfig, *, resume: bool = False) -> int:
         set_thread_environment(loaded.config)
         try:
             with sigterm_as_interrupt(), ExitStack() as stack:
-                _Run(loaded.config, directory, console, stack).play(resume=resume)
+                _Run(loaded, directory, console, stack).play(resume=resume)
         except KeyboardInterrupt:
             console.print(f"stopped; the same command with --resume goes on with the run in {directory.root}")
             return 130
@@ -60,13 +59,14 @@ def train(loaded: LoadedConfig, *, resume: bool = False) -> int:
 class _Run:
     """The parts of one run. `stack` ends them, in the reverse order of their making."""
 
-    def __init__(self, config: RunConfig, directory: RunDirectory, console: Console, stack: ExitStack) -> None:
+    def __init__(self, loaded: LoadedConfig, directory: RunDirectory, console: Console, stack: ExitStack) -> None:
         from sparring.backend.buffer import TrajectoryBuffer
         from sparring.backend.gateway import ChatFormat, Recorder
         from sparring.backend.gateway.http import GatewayServer
         from sparring.backend.models import resolve_model
         from sparring.backend.rollout import RolloutWorker
 
+        config = loaded.config
         self.config, self.directory, self.console = config, directory, console
         self.sources = open_sources(config)
         sampler = make_sampler(self.sources, config)
@@ -76,6 +76,7 @@ class _Run:
         self.chat = ChatFormat.load(
             model, tool_template=config.model.tool_template, tool_format=config.model.tool_format
         )
+        directory.claim(loaded)
         self.model = self._warm_started(model) if config.warm_start.steps else model
         self.engine = make_engine(config, self.model, directory.root)
         self.buffer = TrajectoryBuffer.open(directory.buffer)

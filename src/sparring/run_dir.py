@@ -70,7 +70,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, loaded: LoadedConfig, *, resume: bool) -> RunDirectory:
-        """Make the folder of a new run, or check that the run in it can go on.
+        """The folder for a run: that no run is in it yet, or that the one in it can go on. Nothing is written.
 
         Raises:
             ConfigError: a new run where one is; no run to resume; another configuration than the run's.
@@ -84,15 +84,18 @@ class RunDirectory:
             )
         if resume and not taken:
             raise ConfigError(f"there is no run to resume in {directory.root}; leave --resume out to start one")
-        if not taken:
-            directory.root.mkdir(parents=True, exist_ok=True)
-            directory.config.write_text(loaded.to_yaml())
-        elif differing := _differing_keys(directory.config, loaded):
+        if taken and (differing := _differing_keys(directory.config, loaded)):
             raise ConfigError(
                 f"the run in {directory.root} began with another {', '.join(differing)}: resume it as it was, "
                 "or start a new one in another run_dir=..."
             )
         return directory
+
+    def claim(self, loaded: LoadedConfig) -> None:
+        """From here on there is a run in the folder. Called once its configuration has shown that it can start."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        if not self.config.is_file():
+            self.config.write_text(loaded.to_yaml())
 
 
 # What may change between a run and its continuation: how long it goes on, and what it shows.

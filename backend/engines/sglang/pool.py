@@ -135,10 +135,12 @@ class EnginePool(Engine):
 
     async def health(self) -> EngineHealth:
         live = self._live()
-        states = await asyncio.gather(*(member.engine.health() for member in live))
+        answers = await asyncio.gather(*(member.engine.health() for member in live), return_exceptions=True)
+        states = [answer for answer in answers if isinstance(answer, EngineHealth)]
         faults = [member.fault for member in self._members if member.fault is not None]
+        faults += [str(answer) for answer in answers if isinstance(answer, Exception)]
         return EngineHealth(
-            ok=not faults and all(state.ok for state in states),
+            ok=any(state.ok for state in states),  # requests go to those that are left
             version=self.version,
             running=sum(state.running for state in states),
             waiting=sum(state.waiting for state in states),
@@ -191,4 +193,8 @@ class EnginePool(Engine):
                 if member.missed >= _MISSED and member.fault is None:  # one may be missed for work
                     self._take_out(member, EngineError(f"{_MISSED} health checks in a row failed"))
                 elif healthy and member.fault is not None and member.engine.version == self.version:
+                    try:
+                        await member.engine.resume()  # it may have been taken out for failing just that
+                    except EngineError:
+                        continue
                     member.fault = None

@@ -56,7 +56,8 @@ async def start_session(request: Request, recorder: Recorder, ledger: Ledger, ad
 
 
 async def grant_capacity(ledger: Ledger) -> Response:
-    ledger.capacity = (ledger.capacity or 0) + 1
+    if ledger.capacity is not None:  # None: any number may start already
+        ledger.capacity += 1
     return JSONResponse({"capacity": ledger.capacity})
 
 

@@ -44,7 +44,7 @@ async def test_a_dead_server_is_taken_out_and_its_requests_move():
     members[0].crash("killed")
     assert [len((await task).token_ids) for task in asking] == [20] * 6
     health = await pool.health()
-    assert not health.ok
+    assert health.ok  # the other server takes its requests
     assert "server 0 was taken out: killed" in health.detail
     await pool.stop()
 
