@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,8 @@ _OVERRIDES = "dotted overrides, such as trainer.learning_rate=1e-5"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. An error of ours is one line on standard error, without a traceback."""
+    if os.getcwd() not in sys.path:  # the console script leaves it out, and users' environments and agents lie there
+        sys.path.append(os.getcwd())
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and hasattr(arguments, "overrides") and not any(text.startswith("-") for text in rest):

@@ -64,13 +64,17 @@ class _Run:
         from sparring.backend.gateway import ChatFormat, Recorder
         from sparring.backend.gateway.http import GatewayServer
         from sparring.backend.models import resolve_model
+        from sparring.backend.objectives import load_objective
         from sparring.backend.rollout import RolloutWorker
+        from sparring.backend.trainer.policy import refuse_truncated_sampling
 
         config = loaded.config
         self.config, self.directory, self.console = config, directory, console
         self.sources = open_sources(config)
         sampler = make_sampler(self.sources, config)
         policy = make_policy(config)
+        load_objective(config.objective.name, config.objective.kwargs)  # an error in it is told before anything starts
+        refuse_truncated_sampling(config.sampling)
         console.print(f"run folder {directory.root}; preparing the model {config.model.path}", highlight=False)
         model = resolve_model(config.model.path)
         self.chat = ChatFormat.load(
@@ -95,7 +99,6 @@ class _Run:
         self.display = stack.enter_context(Display(config.trainer.steps, console))
 
     def play(self, *, resume: bool) -> None:
-        from sparring.backend.trainer.checkpoint import latest_checkpoint
         from sparring.backend.trainer.trainer import AgentTrainer
         from sparring.backend.weights import WeightPublisher
 
@@ -112,8 +115,7 @@ class _Run:
             probe_sequences=self._probe_sequences,
             on_trained=self.buffer.keep_trained_logprobs,
         )
-        # A run that ended before its first checkpoint goes on from step 0, with the episodes that it has.
-        trainer.train(resume=resume and latest_checkpoint(self.directory.root) is not None)
+        trainer.train(resume=resume)
         self.display.status("writing the trained model")
         trainer.write_model(self.directory.model, chat_template=self.chat.template)
         title = f"{self.config.model.path} on {self.config.env.title}"

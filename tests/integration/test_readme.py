@@ -33,8 +33,8 @@ def test_the_first_program_makes_an_environment_and_steps_it(written, capsys):
     runpy.run_path(str(written("env.reset(seed=0)", "step.py")))
     printed = capsys.readouterr().out
     assert "calculator" in printed
-    assert "33" in printed
-    assert "'exact'" in printed
+    assert "24 0.4" in printed
+    assert "'exact': 1.0" in printed
 
 
 def test_the_environment_of_the_readme_is_a_whole_one(written):

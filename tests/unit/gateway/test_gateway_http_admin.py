@@ -146,6 +146,14 @@ async def test_capacity_is_asked_for_at_the_start_alone(serve):
         assert (await start(http, server))[0] == "task-1"
 
 
+async def test_capacity_that_nobody_limited_stays_so(serve):
+    async with serve("a" + END) as (server, _, http):
+        admin = bearer(server.admin_key)
+        assert (await http.post("/grant_capacity", headers=admin)).json() == {"capacity": None}
+        for n in range(3):
+            assert (await start(http, server))[0] == f"task-{n}"
+
+
 async def test_a_session_left_open_ends_at_its_deadline_as_a_failure(serve):
     limits = SessionLimits(deadline_s=0.2)
     async with serve("a" + END, limits=limits) as (server, recorder, http):

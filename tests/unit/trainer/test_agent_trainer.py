@@ -101,12 +101,13 @@ def test_an_interrupted_and_resumed_run_ends_with_the_weights_of_an_uninterrupte
 
 
 @pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
-def test_ctrl_c_while_the_optimizer_steps_waits_until_the_state_is_whole(make_trainer):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_while_the_optimizer_steps_waits_until_the_state_is_whole(make_trainer, number):
     trainer = make_trainer()
     step = trainer.optimizer.step
 
     def interrupted_step(*args, **kwargs):
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         return step(*args, **kwargs)
 
     trainer.optimizer.step = interrupted_step
@@ -116,6 +117,24 @@ def test_ctrl_c_while_the_optimizer_steps_waits_until_the_state_is_whole(make_tr
     assert [r["step"] for r in records(trainer)] == [1]
     assert latest_checkpoint(trainer._run_dir).name == "checkpoint-1"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
+def test_who_insists_while_the_optimizer_steps_leaves_no_torn_checkpoint(make_trainer):
+    trainer = make_trainer()
+    step, steps = trainer.optimizer.step, []
+
+    def interrupted_step(*args, **kwargs):
+        steps.append(step(*args, **kwargs))
+        if len(steps) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    trainer.optimizer.step = interrupted_step
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert trainer.state.global_step == 1
+    assert latest_checkpoint(trainer._run_dir) is None
 
 
 def test_a_run_that_died_before_its_first_checkpoint_resumes_from_the_start(make_trainer):
