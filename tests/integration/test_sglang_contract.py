@@ -153,7 +153,8 @@ class TestSGLangKeepsTheContract(WeightContract):
                 seen.add(version)
                 if (version - base) % 2 == 0:
                     assert uniform, (version, logprob)
-                elif uniform:
+                # Exactly: random weights come within 2e-3 of it by chance, once in some thousand tokens.
+                elif math.isclose(logprob, -math.log(VOCABULARY), abs_tol=2e-6):
                     pytest.fail(f"a token of version {version} has the uniform model's log-probability")
         assert len(seen) > 1
         await engine.publish(engine.version + 1, models[0])
