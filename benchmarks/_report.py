@@ -53,7 +53,11 @@ def report(
             "title": title,
             "command": " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
+            "machine": {
+                "cpus": os.cpu_count(),
+                "platform": f"{platform.system()} {platform.machine()}",
+                "python": platform.python_version(),
+            },
             "rows": [asdict(row) for row in rows],
             "details": dict(details or {}),
         }

@@ -29,9 +29,10 @@ def _section(path: Path) -> str:
     if "rows" not in document:
         return ""
     machine = document["machine"]
+    command = document.get("command", f"python -m benchmarks.{path.stem}")
     lines = [
         f"## {document['title']}",
-        f"`{document['command']}`, {document['at'][:10]}, {machine['cpus']} CPUs, {machine['platform']}",
+        f"`{command}`, {document['at'][:10]}, {machine['cpus']} CPUs, {machine['platform']}",
         "",
         "| figure | measured | bound | percent |",
         "| --- | --- | --- | --- |",
