@@ -56,6 +56,8 @@ while time.monotonic() < end:
 sys.exit(1)
 """
 
+_LIFETIME_S = 30 * 24 * 3600.0  # longer than a run lasts; of an owner that has ended it is removed at once
+
 
 class Egress:
     """One proxy container and its volume, for all sandboxes of a provider with the same allow-list.
@@ -87,7 +89,7 @@ class Egress:
 
     async def _start(self) -> None:
         api = self._daemon.api
-        marks = labels(self._owner, 24 * 3600.0)
+        marks = labels(self._owner, _LIFETIME_S)
 
         def start() -> None:
             api.create_volume(self._name, labels=marks)

@@ -109,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     gguf.set_defaults(command=_import_gguf)
 
     doctor = commands.add_parser("doctor", help="report what sandboxes this machine can run, measured")
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.set_defaults(command=_doctor)
     return parser
 
@@ -210,7 +211,7 @@ def _import_gguf(arguments: argparse.Namespace) -> int:
 def _doctor(arguments: argparse.Namespace) -> int:
     from sparring.doctor import doctor
 
-    return doctor()
+    return doctor(["--json"] if arguments.json else [])
 
 
 if __name__ == "__main__":
