@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -12,11 +12,10 @@ import gymnasium
 from sparring.agents.policy import Outcome, Policy
 from sparring.envs import ChatEnv
 from sparring.errors import AgentError, BudgetExhausted, ConfigError, SparringError
-from sparring.types import ChatClient, EpisodeResult, EpisodeSpec, Failure, StopReason
+from sparring.types import ChatClient, EpisodeResult, EpisodeSpec, Failure, RunEpisode, StopReason
 
-__all__ = ["RunEpisode", "make_env", "make_runner"]
+__all__ = ["make_env", "make_runner"]
 
-RunEpisode = Callable[[EpisodeSpec, ChatClient], Awaitable[EpisodeResult]]
 
 _CLOSE_TIMEOUT_S = 60.0
 _log = logging.getLogger(__name__)

@@ -59,6 +59,15 @@ def pytest_runtest_makereport(item, call):
         )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """The same for a whole module that skips itself while it is collected."""
+    report = yield
+    if os.environ.get("CI") and report.skipped:
+        report.outcome, report.longrepr = "failed", f"skipped in CI: {report.longrepr}"
+    return report
+
+
 @pytest.fixture(scope="session")
 def sparring_data() -> Path:
     return data_dir()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from sparring.types import (
     EpisodeResult,
     EpisodeSpec,
     Failure,
+    RunEpisode,
     StopReason,
     TokenSequence,
     Trajectory,
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
     from sparring.backend.engines.base import SamplingParams
     from sparring.config import RolloutConfig
 
-__all__ = ["EpisodePlayer", "RunEpisode", "Sessions"]
+__all__ = ["EpisodePlayer", "Sessions"]
 
-RunEpisode: TypeAlias = Callable[[EpisodeSpec, ChatClient], Awaitable[EpisodeResult]]
 
 _CANCEL_GRACE_S = 5.0
 

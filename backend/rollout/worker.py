@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sparring.backend.buffer import TrajectoryBuffer
 from sparring.backend.rollout.batch import Batch
-from sparring.backend.rollout.episode import EpisodePlayer, RunEpisode
+from sparring.backend.rollout.episode import EpisodePlayer
 from sparring.backend.rollout.evaluation import Progress, evaluation_specs, play_evaluation
 from sparring.backend.rollout.loop import LoopThread
 from sparring.backend.rollout.sampler import Sampler
@@ -20,7 +20,7 @@ from sparring.backend.rollout.scheduler import ATTEMPTS, GroupScheduler
 from sparring.backend.rollout.stats import RolloutStats
 from sparring.config import RolloutConfig
 from sparring.errors import TrainerError
-from sparring.types import Trajectory
+from sparring.types import RunEpisode, Trajectory
 
 if TYPE_CHECKING:
     from sparring.backend.engines.base import Engine, SamplingParams

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparring.agents.policy import Policy
-from sparring.agents.runner import RunEpisode, make_env, make_runner
+from sparring.agents.runner import make_env, make_runner
 from sparring.config import EnvPart, RunConfig
 from sparring.errors import TaskError
-from sparring.types import ChatClient, EpisodeResult, EpisodeSpec
+from sparring.types import ChatClient, EpisodeResult, EpisodeSpec, RunEpisode
 
 if TYPE_CHECKING:
     from sparring.backend.rollout.sampler import Sampler

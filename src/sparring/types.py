@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +26,7 @@ __all__ = [
     "Failure",
     "Group",
     "Message",
+    "RunEpisode",
     "StopReason",
     "TokenSequence",
     "ToolCall",
@@ -269,6 +270,10 @@ class EpisodeResult:
     def __post_init__(self) -> None:
         if (self.failure is None) == (self.reward is None):
             raise ValueError(f"an episode has either a reward or a failure, not {self.reward} and {self.failure}")
+
+
+RunEpisode: TypeAlias = Callable[[EpisodeSpec, ChatClient], Awaitable[EpisodeResult]]
+"""Plays one episode. What the agents' room makes and the rollout worker calls, neither importing the other."""
 
 
 @dataclass(frozen=True)
