@@ -63,7 +63,8 @@ class SGLangEngine(Engine):
     requests, which go on after it as new requests whose prompt is what was said: exact too, at the price of reading
     the prompt again.
 
-    `version` is ours; the prefix cache is salted with it, so that no request reads another version's keys.
+    `version` is ours; the prefix cache is salted with it and with this engine, so that no request reads the keys of
+    other weights: those of another version, or those that an earlier run on the same server called by the same number.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class SGLangEngine(Engine):
         self._layout = WeightLayout.of_model(model_path)
         self._server, self._max_length, self._timeout_s = server, max_length, request_timeout_s
         self._live = live
+        self._salt = uuid.uuid4().hex[:8]
         self._transport = Transport(url or "")
         self._info: ServerInfo | None = None
         self._reports_versions = False
@@ -286,8 +288,9 @@ class SGLangEngine(Engine):
 
     async def _ask(self, request: _Request, *, stream: bool) -> AsyncGenerator[Reply, None]:
         """The cumulative replies of one leg."""
+        salt = f"{self._salt}.v{request.version}"
         body = generate_body(
-            request.rid, request.token_ids, request.sampling, room=request.room, version=request.version, stream=stream
+            request.rid, request.token_ids, request.sampling, room=request.room, cache_salt=salt, stream=stream
         )
         if not stream:
             data = await self._died_or(self._transport.post("/generate", body, deadline_s=self._timeout_s))

@@ -90,9 +90,9 @@ def cuts_support(sampling: SamplingParams) -> bool:
 
 
 def generate_body(
-    rid: str, token_ids: Sequence[int], sampling: SamplingParams, *, room: int, version: int, stream: bool
+    rid: str, token_ids: Sequence[int], sampling: SamplingParams, *, room: int, cache_salt: str, stream: bool
 ) -> dict[str, Any]:
-    """The JSON of one request for at most `room` tokens; the prefix cache is salted with `version`.
+    """The JSON of one request for at most `room` tokens, which shares cached prefixes with those of its salt alone.
 
     SGLang reports the log-probability after temperature and before top-k, top-p and min-p. Where those are set, the
     request asks for the sampling mask, with which the server also gives the renormalised log-probability; it wants a
@@ -118,7 +118,7 @@ def generate_body(
         "sampling_params": params,
         "return_logprob": True,
         "stream": stream,
-        "extra_key": f"v{version}",
+        "extra_key": cache_salt,
     }
     if sampling.top_logprobs:
         body["top_logprobs_num"] = sampling.top_logprobs

@@ -28,7 +28,19 @@ async def test_a_completion_has_the_tokens_logprobs_and_versions_of_the_server(s
     assert completion.logprobs == [-0.5] * 3
     assert completion.policy_versions == [0, 0, 0]
     assert completion.finish_reason == "length"
-    assert fake.bodies[0]["extra_key"] == "v0"
+    assert fake.bodies[0]["extra_key"].endswith(".v0")
+
+
+async def test_two_engines_on_one_server_share_no_cached_prefix(tiny_qwen3, scripted_sglang):
+    """Their weights of one version differ: a second run on a server starts at version 0 again."""
+    async with scripted_sglang(COUNT) as (engine, _inner, fake):
+        await engine.generate([1, 2], SamplingParams(max_new_tokens=1))
+        other = SGLangEngine(tiny_qwen3, url=engine.url, max_length=1000)
+        await other.start()
+        await other.generate([1, 2], SamplingParams(max_new_tokens=1))
+        await other.stop()
+    salts = {body["extra_key"] for body in fake.bodies}
+    assert len(salts) == 2
 
 
 async def test_a_stream_gives_each_token_once_and_then_the_completion(scripted_sglang):
@@ -64,7 +76,7 @@ async def test_a_request_that_lives_through_an_update_has_each_tokens_version(
     assert completion.policy_versions[-1] == 7
     assert inner.version == engine.version == 7
     if not reports_versions:
-        assert [body["extra_key"] for body in fake.bodies] == ["v0", "v7"]
+        assert [body["extra_key"].rpartition(".")[2] for body in fake.bodies] == ["v0", "v7"]
 
 
 async def test_an_abort_ends_what_runs_and_lets_the_next_request_wait(scripted_sglang):
