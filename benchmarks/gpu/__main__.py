@@ -19,7 +19,8 @@ from typing import Any
 
 from benchmarks._report import Row, report
 
-PARTS = ("raw", "gateway", "weights", "numerics", "trainer", "tree", "gsm8k", "gsm8k_sync")
+PARTS = ("raw", "gateway", "weights", "numerics", "sharing", "trainer", "trl_step", "tree", "gsm8k", "gsm8k_sync",
+         "calculator", "long_tailed")  # fmt: skip
 
 
 def main() -> int:

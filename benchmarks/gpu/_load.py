@@ -1,14 +1,21 @@
-"""A closed loop of requests against anything that generates, and what it got through."""
+"""A closed loop of requests against anything that generates, and what it got through.
+
+    python -m benchmarks.gpu._load CONCURRENCY WARM_S MEASURE_S URL...      # in a process of its own
+
+prints "warm" when its window begins, and at its end what it got through, as JSON.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import sys
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-__all__ = ["Load", "closed_loop", "raw_client"]
+__all__ = ["Load", "closed_loop", "raw_client", "raw_load"]
 
 Ask = Callable[[list[int], int], Awaitable[int]]
 """Sample so many tokens after a prompt; returns how many came."""
@@ -26,10 +33,12 @@ class Load:
 async def closed_loop(
     ask: Ask, *, concurrency: int, warm_s: float = 4.0, measure_s: float = 8.0, prompt: int = 100,
     lengths: tuple[int, int] = (100, 460), vocabulary: int = 150_000, seed: int = 0,
+    on_warm: Callable[[], None] = lambda: None,
 ) -> Load:  # fmt: skip
     """Keep `concurrency` requests running; count the tokens of those that end in the window after the warm-up.
 
-    Lengths are uniform, so that requests end spread over time and the window's edges weigh little.
+    `on_warm` is called as the window begins. Lengths are uniform, so that requests end spread over time and the
+    window's edges weigh little.
     """
     rng = random.Random(seed)
     ended: list[tuple[float, int]] = []
@@ -43,7 +52,9 @@ async def closed_loop(
 
     clients = [asyncio.create_task(client()) for _ in range(concurrency)]
     try:
-        await asyncio.sleep(warm_s + measure_s)
+        await asyncio.sleep(warm_s)
+        on_warm()
+        await asyncio.sleep(until - time.perf_counter())
     finally:
         for each in clients:
             each.cancel()
@@ -58,7 +69,6 @@ async def closed_loop(
 def raw_client(*urls: str) -> tuple[Ask, Callable[[], Awaitable[None]]]:
     """Plain `/generate` with log-probabilities over keep-alive connections, round robin; and how to close it."""
     import itertools
-    import json
 
     import aiohttp
 
@@ -73,3 +83,28 @@ def raw_client(*urls: str) -> tuple[Ask, Callable[[], Awaitable[None]]]:
         return len(answer["meta_info"]["output_token_logprobs"])
 
     return ask, session.close
+
+
+async def raw_load(
+    *urls: str, concurrency: int, warm_s: float, measure_s: float, on_warm: Callable[[], None] = lambda: None
+) -> Load:
+    """`closed_loop` over `raw_client`."""
+    ask, close = raw_client(*urls)
+    try:
+        return await closed_loop(ask, concurrency=concurrency, warm_s=warm_s, measure_s=measure_s, on_warm=on_warm)
+    finally:
+        await close()
+
+
+def main(concurrency: str, warm_s: str, measure_s: str, *urls: str) -> None:
+    load = asyncio.run(
+        raw_load(
+            *urls, concurrency=int(concurrency), warm_s=float(warm_s), measure_s=float(measure_s),
+            on_warm=lambda: print("warm", flush=True),
+        )
+    )  # fmt: skip
+    print(json.dumps(asdict(load)), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

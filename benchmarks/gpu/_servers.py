@@ -1,6 +1,7 @@
 """SGLang servers and models for the benchmarks.
 
-`SPARRING_SGLANG_PYTHON` is the Python of SGLang's environment, `SPARRING_SGLANG_PATH` its PYTHONPATH if it needs one.
+`SPARRING_SGLANG_PYTHON` is the Python of SGLang's environment, `SPARRING_SGLANG_PATH` its PYTHONPATH if it needs one,
+`SPARRING_SGLANG_ARGUMENTS` further arguments for every server.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def random_model(shape: str, folder: Path | None = None) -> Path:
 def options(*extra: str, **fields: Any) -> ServerOptions:
     return ServerOptions(
         python=os.environ.get("SPARRING_SGLANG_PYTHON", sys.executable),
-        extra=extra,
+        extra=(*extra, *os.environ.get("SPARRING_SGLANG_ARGUMENTS", "").split()),
         environment={"PYTHONPATH": os.environ.get("SPARRING_SGLANG_PATH", "")},
         **{"memory_fraction": 0.5, **fields},  # an upper bound: the cache's own size is what `max_running` needs
     )
@@ -73,6 +74,8 @@ _RANDOM = ("--skip-tokenizer-init", "--max-total-tokens", "131072")
 VARIANTS = {
     "default": options(),
     "second": options(),
+    "third": options(),
+    "plain": options(),  # for `sharing`: started without MPS
     "each prompt at once": options(delay_prefill=0.0),
     "prompts with decoding": options("--enable-mixed-chunk", delay_prefill=0.0),
     "fp32 head": options(fp32_head=True),

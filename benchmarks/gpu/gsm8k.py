@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,72 +21,137 @@ from benchmarks.gpu._servers import kept_urls
 
 CONFIG = "examples/gsm8k_h200.yaml"
 TIMEOUT_S = float(os.environ.get("SPARRING_BENCH_GSM8K_S", 440))
+AIM, AIM_S = 0.37, 150.0
 
 
 def measure(out: Path, staleness: int = 2) -> tuple[list[Row], dict[str, Any]]:
-    found = run(out / f"eta{staleness}", staleness, os.environ.get("SPARRING_BENCH_GSM8K", "").split())
-    first, last = found["evaluations"][0], found["evaluations"][-1]
+    overrides = [f"model.path={os.environ['SPARRING_BENCH_MODEL']}", f"rollout.staleness={staleness}"]
+    overrides += [*engine_overrides(), *os.environ.get("SPARRING_BENCH_GSM8K", "").split()]
+    found = summarise(run_command(CONFIG, out / f"eta{staleness}", overrides)) | {"overrides": overrides[1:]}
+    evaluations = found["evaluations"]
+    first, last = evaluations[0], evaluations[-1]
+    best = max(evaluations, key=lambda e: e["success"])
     name = f"η = {staleness}"
     rows = [
         Row(f"{name}: accuracy before, {first['episodes']:.0f} problems", first["success"] * 100, "%"),
-        Row(f"{name}: accuracy after {last['step']} steps", last["success"] * 100, "%", 37),
+        Row(f"{name}: accuracy after {last['step']} steps", last["success"] * 100, "%"),
         Row(f"{name}: seconds of steps until then", last["steps_s"], "s"),
+        Row(f"{name}: most, after {best['step']} steps ({best['steps_s']:.0f} s of them)", best["success"] * 100, "%"),
         Row(f"{name}: trajectories", found["episodes_per_s"], "/s"),
         Row(f"{name}: sampled tokens", found["sampled_tokens_per_s"], "/s"),
         Row(f"{name}: trainer busy", found["trainer_busy"] * 100, "%"),
+        Row(f"{name}: sampler busy", found["sampler_busy"] * 100, "%"),
+        Row(f"{name}: a step", found["step_s"], "s"),
     ]
+    reached = seconds_to(evaluations, AIM)
+    if reached is not None:
+        rows.append(Row(f"{name}: seconds of steps to {AIM:.0%}", reached, "s", AIM_S, at_most=True))
     return rows, found
 
 
-def run(folder: Path, staleness: int, overrides: list[str]) -> dict[str, Any]:
-    """One training run in a process of its own, ended gently when its time is over."""
-    command = [sys.executable, "-m", "sparring.cli", "train", CONFIG, f"run_dir={folder}"]
-    command += [f"model.path={os.environ['SPARRING_BENCH_MODEL']}", f"rollout.staleness={staleness}", *overrides]
+def engine_overrides() -> list[str]:
+    """Where a run samples: the servers that `benchmarks.gpu.serve` keeps, else ones that it starts itself."""
     kept = kept_urls()
     if "default" in kept:
-        urls = [kept[name] for name in ("default", "second") if name in kept]
-        command.append(f"engine.urls={json.dumps(urls)}")
-    elif python := os.environ.get("SPARRING_SGLANG_PYTHON"):
+        urls = [kept[name] for name in ("default", "second", "third") if name in kept]
+        return [f"engine.urls={json.dumps(urls)}"]
+    if python := os.environ.get("SPARRING_SGLANG_PYTHON"):
         path = {"PYTHONPATH": os.environ.get("SPARRING_SGLANG_PATH", "")}
-        command += [f"engine.python={python}", f"engine.environment={json.dumps(path)}"]
+        return [f"engine.python={python}", f"engine.environment={json.dumps(path)}"]
+    return []
+
+
+def run_command(
+    config: str, folder: Path, overrides: Sequence[str], *, seconds_of_steps: float | None = None
+) -> list[dict[str, Any]]:
+    """One training run in a process of its own, ended gently when its time is over; what its metrics say.
+
+    Args:
+        seconds_of_steps: end it once its steps have taken so long, evaluations aside.
+    """
+    command = [sys.executable, "-m", "sparring.cli", "train", config, f"run_dir={folder}", *overrides]
     folder.parent.mkdir(parents=True, exist_ok=True)
+    metrics = folder / "metrics.jsonl"
     with open(f"{folder}.log", "w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + TIMEOUT_S
         try:
-            process.wait(TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            while process.poll() is None and time.monotonic() < deadline:
+                if seconds_of_steps is not None and _stepped_s(metrics) >= seconds_of_steps:
+                    break
+                time.sleep(1.0)
+        finally:
+            _end(process)
     print(Path(f"{folder}.log").read_text()[-3000:], flush=True)
-    return summarise([json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()])
+    return _records(metrics)
 
 
-def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """The curve over seconds of steps, evaluations aside, and the means of what each side did."""
-    seconds, steps, evaluations = 0.0, [], []
+def summarise(records: list[dict[str, Any]], *, skip: int = 0) -> dict[str, Any]:
+    """The curve over seconds of steps, evaluations aside, and the means of what each side did.
+
+    `wall_s` counts the evaluations before a point too, but for the first: what is sampled while one runs is trained
+    after it.
+
+    Args:
+        skip: steps at the beginning that rates and means leave out.
+    """
+    seconds = evaluating = 0.0
+    steps: list[dict[str, Any]] = []
+    evaluations: list[dict[str, Any]] = []
     for record in records:
         if record["kind"] == "evaluation":
-            evaluations.append({**record, "steps_s": round(seconds, 2)})
+            evaluations.append({**record, "steps_s": round(seconds, 2), "wall_s": round(seconds + evaluating, 2)})
+            evaluating += record.get("time/evaluate_s", 0.0) if steps else 0.0
         else:
             seconds += record["time/step_s"]
-            steps.append({**record, "steps_s": round(seconds, 2)})
-    if not steps:
-        raise RuntimeError("the run made no step; its log says why")
+            steps.append({**record, "steps_s": round(seconds, 2), "wall_s": round(seconds + evaluating, 2)})
+    counted = steps[skip:]
+    if not counted:
+        raise RuntimeError("the run made no step that counts; its log says why")
+    counted_s = sum(step["time/step_s"] for step in counted)
 
     def mean(key: str) -> float:
-        return sum(step.get(key, 0.0) for step in steps) / len(steps)
+        return sum(step.get(key, 0.0) for step in counted) / len(counted)
 
     return {
         "evaluations": evaluations,
         "steps": steps,
         "seconds": seconds,
-        "episodes_per_s": sum(step["episodes"] for step in steps) / seconds,
-        "sampled_tokens_per_s": sum(step["sampler/tokens"] for step in steps) / seconds,
+        "episodes_per_s": sum(step["episodes"] for step in counted) / counted_s,
+        "sampled_tokens_per_s": sum(step["sampler/tokens"] for step in counted) / counted_s,
         "trainer_busy": mean("trainer/busy"),
         "sampler_busy": mean("sampler/busy"),
         "step_s": mean("time/step_s"),
     }
+
+
+def seconds_to(evaluations: Sequence[dict[str, Any]], accuracy: float, clock: str = "steps_s") -> float | None:
+    """When the curve through the evaluations first reaches `accuracy`; None where it never does."""
+    for before, after in pairwise(evaluations):
+        if before["success"] < accuracy <= after["success"]:
+            share = (accuracy - before["success"]) / (after["success"] - before["success"])
+            return float(before[clock] + share * (after[clock] - before[clock]))
+    return 0.0 if evaluations and evaluations[0]["success"] >= accuracy else None
+
+
+def _records(metrics: Path) -> list[dict[str, Any]]:
+    if not metrics.exists():
+        raise RuntimeError(f"the run left no {metrics.name}; its log says why")
+    return [json.loads(line) for line in metrics.read_text().splitlines()]
+
+
+def _stepped_s(metrics: Path) -> float:
+    if not metrics.exists():
+        return 0.0
+    whole = metrics.read_text().rpartition("\n")[0]
+    return sum(json.loads(line).get("time/step_s", 0.0) for line in whole.splitlines())
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

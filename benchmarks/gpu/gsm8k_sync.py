@@ -1,4 +1,4 @@
-"""The same run as `gsm8k`, synchronously: sample, then train (η = 0)."""
+"""The same run as `gsm8k`, synchronously: sample, then train (η = 0). `compare` puts the two side by side."""
 
 from __future__ import annotations
 

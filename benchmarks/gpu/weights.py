@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import time
 from contextlib import AsyncExitStack
@@ -18,9 +19,11 @@ from benchmarks.gpu._servers import attached, random_model, running
 from sparring.backend.engines.base import SamplingParams
 from sparring.backend.engines.sglang import SGLangEngine
 
+# Most seconds that decoding may stand still. SPARRING_BENCH_SHAPES takes some of them alone.
 SHAPES = {"qwen3-0.6b": 0.070, "qwen3-1.7b": 0.150}
 CONCURRENCY = 256
-WINDOW_S = 15.0
+BEFORE_S = 15.0
+WINDOW_S = 60.0
 EVERY_S = 1.0
 
 
@@ -31,12 +34,14 @@ def measure(out: Path) -> tuple[list[Row], dict[str, Any]]:
 async def _measure(out: Path) -> tuple[list[Row], dict[str, Any]]:
     rows: list[Row] = []
     details: dict[str, Any] = {}
-    models = {shape: random_model(shape) for shape in SHAPES}
+    wanted = os.environ.get("SPARRING_BENCH_SHAPES", " ".join(SHAPES)).split()
+    models = {shape: random_model(shape) for shape in wanted}
     # Side by side they start in the time of one; each is measured alone.
     async with AsyncExitStack() as stack:
-        entered = (stack.enter_async_context(running(models[shape], shape, logs=out)) for shape in SHAPES)
+        entered = (stack.enter_async_context(running(models[shape], shape, logs=out)) for shape in wanted)
         urls = {name: url for each in await asyncio.gather(*entered) for name, url in each.items()}
-        for shape, bound in SHAPES.items():
+        for shape in wanted:
+            bound = SHAPES[shape]
             async with attached(models[shape], urls[shape]) as engine:
                 found = await _one(engine, models[shape])
             details[shape] = found
@@ -64,8 +69,8 @@ async def _one(engine: SGLangEngine, folder: Path) -> dict[str, Any]:
         mixed += len(set(completion.policy_versions)) > 1
         return len(completion.token_ids)
 
-    async def load() -> float:
-        result = await closed_loop(ask, concurrency=CONCURRENCY, warm_s=3.0, measure_s=WINDOW_S, lengths=(300, 800))
+    async def load(seconds: float) -> float:
+        result = await closed_loop(ask, concurrency=CONCURRENCY, warm_s=3.0, measure_s=seconds, lengths=(300, 800))
         return result.tokens_per_s
 
     pauses: list[float] = []
@@ -83,10 +88,10 @@ async def _one(engine: SGLangEngine, folder: Path) -> dict[str, Any]:
             pauses.append(engine.last_pause_s)
             await asyncio.sleep(max(0.0, EVERY_S - (time.perf_counter() - began)))
 
-    without = await load()
+    without = await load(BEFORE_S)
     updating = asyncio.create_task(update())
     try:
-        with_updates = await load()
+        with_updates = await load(WINDOW_S)
         if updating.done():
             updating.result()
     finally:
