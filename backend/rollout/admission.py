@@ -26,8 +26,9 @@ class Admission:
     groups would start before the version is published that they are meant for.
 
     Attributes:
-        version: optimizer steps done whose weights are published.
-        step: the last step that took its batch; `version + 1` while its update is being computed.
+        version: optimizer steps done whose weights are published: those that a group samples which starts now.
+        step: the last step that took its batch; `version + 1` while its update is being computed, and up to
+            `version + η + 1` where an evaluation holds the engine's weights and the trainer goes on.
         running, ready: groups in play, and groups that wait to be trained.
         refused: groups dropped since the last step took its batch (no signal, or too many failures).
 
@@ -104,8 +105,8 @@ class Admission:
         self.ready -= 1
 
     def take(self, groups: int) -> None:
-        """Step `version + 1` takes so many ready groups, B at most."""
-        assert self.step == self.version, f"step {self.step} has taken its batch"
+        """Step `step + 1` takes so many ready groups, B at most."""
+        assert not self.lagging(self.step), f"step {self.step} may train nothing that version {self.version} samples"
         assert 0 < groups <= min(self.ready, self._config.groups_per_step), f"a step cannot take {groups} groups"
         self.ready -= groups
         self.step += 1
@@ -115,3 +116,7 @@ class Admission:
         """The weights after `version` optimizer steps are live. Versions never go back within a process."""
         self.version = max(self.version, version)
         self.step = max(self.step, self.version)
+
+    def lagging(self, step: int) -> bool:
+        """Whether the live weights are so old that nothing which they sample may be trained by step `step + 1`."""
+        return step - self.version > self._config.staleness

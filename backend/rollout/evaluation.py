@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparring.backend.buffer import GroupSpec
 from sparring.backend.rollout.episode import EpisodePlayer
 from sparring.backend.rollout.sampler import derive_seed
+from sparring.errors import TrainerError
 from sparring.types import Trajectory
 
 if TYPE_CHECKING:
     from sparring.backend.engines.base import SamplingParams
 
-__all__ = ["evaluation_specs", "play_evaluation"]
+__all__ = ["RunningEvaluation", "evaluation_specs", "play_evaluation"]
 
 Progress = Callable[[int, int], None]
 
@@ -70,3 +73,43 @@ async def play_evaluation(
     async with asyncio.TaskGroup() as tasks:
         played = [tasks.create_task(play(group, member)) for group, member in members]
     return [task.result() for task in played]
+
+
+@dataclass(frozen=True)
+class RunningEvaluation:
+    """Held-out episodes that are being played on the worker's loop, all by the weights of one version.
+
+    Whoever started them publishes no other weights before they are done.
+    """
+
+    version: int
+    tasks: int
+    timeout_s: float
+    _future: Future[list[Trajectory]]
+    _wait: Callable[[Future[list[Trajectory]], float], list[Trajectory]]
+
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+        return self._future.done()
+
+    def result(self) -> list[Trajectory]:
+        """Wait for the episodes; failed ones are among them.
+
+        Raises:
+            TrainerError: no end in time, or weights of another version have sampled a token of them.
+        """
+        try:
+            trajectories = self._wait(self._future, self.timeout_s)
+        except TimeoutError as error:
+            message = f"the evaluation of {self.tasks} tasks has no end after {self.timeout_s:.0f} s"
+            raise TrainerError(message) from error
+        for trajectory in trajectories:
+            for sequence in trajectory.sequences:
+                others = set(sequence.policy_versions[sequence.action_mask].tolist()) - {self.version}
+                if others:
+                    raise TrainerError(
+                        f"the evaluation of version {self.version} has tokens of version {min(others)} "
+                        f"({trajectory.episode_id}): weights were published while it ran, so its figures would be "
+                        "of no one policy; publish none before it is done"
+                    )
+        return trajectories

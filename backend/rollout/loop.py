@@ -7,12 +7,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
-from sparring.errors import TrainerError
+from sparring.errors import TrainerError, first_error
 
-__all__ = ["LoopThread", "first_error"]
+__all__ = ["LoopThread"]
 
 T = TypeVar("T")
 
@@ -50,12 +50,14 @@ class LoopThread:
     def run(
         self, coroutine: Coroutine[Any, Any, T], timeout_s: float, *, check: Callable[[], None] = lambda: None
     ) -> T:
-        """Run `coroutine` on the loop and wait for it here; `check` runs every half second and may raise.
+        """Run `coroutine` on the loop and wait for it here: `submit`, then `wait`."""
+        return self.wait(self.submit(coroutine, timeout_s), timeout_s, check=check)
+
+    def submit(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> Future[T]:
+        """Run `coroutine` on the loop, for so long at most, without waiting for it.
 
         Raises:
-            TimeoutError: `coroutine` did not end in time; it was cancelled.
-            Exception: what it raised; of an exception group, the first error.
-            TrainerError: the loop is gone, or answers no more.
+            TrainerError: the loop does not run.
         """
         if threading.current_thread() is self._thread:
             coroutine.close()
@@ -63,8 +65,17 @@ class LoopThread:
         if not self.alive:
             coroutine.close()
             raise TrainerError("the rollout worker's event loop does not run: open the worker first, and stop it last")
+        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(coroutine, timeout_s), self._loop)
+
+    def wait(self, future: Future[T], timeout_s: float, *, check: Callable[[], None] = lambda: None) -> T:
+        """Wait for what `submit` gave; `check` runs every half second and may raise, which cancels it.
+
+        Raises:
+            TimeoutError: it did not end in time, and was cancelled.
+            Exception: what it raised; of an exception group, the first error.
+            TrainerError: the loop is gone, or answers no more.
+        """
         deadline = time.monotonic() + timeout_s + _GRACE_S
-        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(coroutine, timeout_s), self._loop)
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -111,10 +122,3 @@ class LoopThread:
     def _tick(self) -> None:
         self._beat = time.monotonic()
         self._loop.call_later(_BEAT_S, self._tick)
-
-
-def first_error(error: BaseException) -> Exception:
-    """The first error inside nested exception groups: groups are how tasks end together, not what happened."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error if isinstance(error, Exception) else TrainerError(f"a task of the rollout worker ended by {error!r}")

@@ -13,12 +13,11 @@ from sparring.backend.buffer import StoredGroup, StoredTrajectory, TrajectoryBuf
 from sparring.backend.rollout.admission import Admission
 from sparring.backend.rollout.batch import Batch
 from sparring.backend.rollout.episode import EpisodePlayer
-from sparring.backend.rollout.loop import first_error
 from sparring.backend.rollout.sampler import Sampler
 from sparring.backend.rollout.selection import has_signal, trajectory_lag
 from sparring.backend.rollout.stats import RolloutMeter, batch_stats
 from sparring.config import RolloutConfig
-from sparring.errors import EngineError, TrainerError
+from sparring.errors import EngineError, TrainerError, first_error
 from sparring.types import Group, Trajectory
 
 if TYPE_CHECKING:
@@ -97,11 +96,19 @@ class GroupScheduler:
 
     async def take(self, version: int, timeout_s: float) -> Batch:
         """See `RolloutWorker.next_batch`."""
-        self.publish(version)
         if self._main is None:
             raise TrainerError("the rollout worker plays nothing yet: start it before the first batch")
-        if self.admission.step > version:
-            raise TrainerError(f"step {version + 1} has its batch already: publish its weights, then ask for the next")
+        if self.admission.step != version:
+            raise TrainerError(
+                f"step {version + 1} has its batch already"
+                if self.admission.step > version
+                else f"the step before step {version + 1} has taken no batch: weights that nobody trained?"
+            )
+        if self.admission.lagging(version):
+            raise TrainerError(
+                f"step {version + 1} could train nothing that the engine samples: its weights are those of version "
+                f"{self.admission.version}, and rollout.staleness={self._config.staleness}; publish newer ones first"
+            )
         asked_at = time.monotonic()
         checked: set[str] = set()
         try:

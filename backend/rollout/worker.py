@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from sparring.backend.buffer import TrajectoryBuffer
 from sparring.backend.rollout.batch import Batch
 from sparring.backend.rollout.episode import EpisodePlayer
-from sparring.backend.rollout.evaluation import Progress, evaluation_specs, play_evaluation
+from sparring.backend.rollout.evaluation import Progress, RunningEvaluation, evaluation_specs, play_evaluation
 from sparring.backend.rollout.loop import LoopThread
 from sparring.backend.rollout.sampler import Sampler
 from sparring.backend.rollout.scheduler import ATTEMPTS, GroupScheduler
@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 900.0  # a large engine converts its model on the first start
 _STOP_TIMEOUT_S = 20.0
+_SHARE_BESIDE = 0.25  # of the episodes that training plays at once
 
 
 class Server(Protocol):
@@ -84,8 +85,14 @@ class RolloutWorker:
         self._version = 0
         self._joined_at: int | None = None
         self._evaluations = itertools.count()
+        self._evaluating: set[asyncio.Task[Any]] = set()
         self.rollout_buffer: queue.Queue[Any] = queue.Queue()
         self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue(maxsize=64)
+
+    @property
+    def version(self) -> int:
+        """Of the weights that were published last."""
+        return self._version
 
     def open(self) -> None:
         """Start the loop and the engine, once; later calls do nothing.
@@ -159,6 +166,8 @@ class RolloutWorker:
     def next_batch(self, version: int, timeout_s: float) -> Batch:
         """Wait for the groups of step `version + 1`, and mark them consumed by it.
 
+        The engine may still have weights of up to η updates before `version`: an evaluation holds them.
+
         Raises:
             TrainerError: not in time; no group with signal; the step has its batch already.
             EngineError: the engine died.
@@ -182,11 +191,27 @@ class RolloutWorker:
         version: int,
         on_progress: Progress | None = None,
     ) -> list[Trajectory]:
-        """Play held-out tasks once each, beside the training episodes; failed ones are among the result.
+        """As `start_evaluation`, and wait for it."""
+        return self.start_evaluation(
+            tasks, split=split, sampling=sampling, version=version, on_progress=on_progress
+        ).result()
+
+    def start_evaluation(
+        self,
+        tasks: Mapping[str, Sequence[str]],
+        *,
+        split: str,
+        sampling: SamplingParams,
+        version: int,
+        beside: bool = False,
+        on_progress: Progress | None = None,
+    ) -> RunningEvaluation:
+        """Begin to play held-out tasks once each, beside the training episodes.
 
         Args:
             tasks: ids of tasks by id of their environment.
-            version: of the weights that are live; the trainer waits, so it holds for all episodes.
+            version: of the weights that are live. No others may be published before it is done.
+            beside: at low priority: so few episodes at once that training keeps most of the engine.
             on_progress: called on the worker's loop with (finished, total).
         """
         self.open()
@@ -205,7 +230,10 @@ class RolloutWorker:
             )
         ]
         concurrency = self._config.max_running_groups * self._config.group_size
+        if beside:
+            concurrency = max(1, round(concurrency * _SHARE_BESIDE))
         rounds = -(-len(specs) // concurrency) * ATTEMPTS
+        timeout_s = rounds * (self._config.episode_timeout_s + 30.0) + 30.0
         played = play_evaluation(
             self._player,
             [(spec, 0) for spec in specs],
@@ -215,11 +243,19 @@ class RolloutWorker:
             attempts=ATTEMPTS,
             on_progress=on_progress,
         )
-        timeout_s = rounds * (self._config.episode_timeout_s + 30.0) + 30.0
+        future = self._thread.submit(self._owned(played), timeout_s)
+        wait = partial(self._thread.wait, check=self.check_health)
+        return RunningEvaluation(version, len(specs), timeout_s, future, wait)
+
+    async def _owned(self, evaluation: Coroutine[Any, Any, T]) -> T:
+        """So that `stop` ends it, should nobody wait for it any more."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._evaluating.add(task)
         try:
-            return self.run(played, timeout_s)
-        except TimeoutError as error:
-            raise TrainerError(f"the evaluation of {len(specs)} tasks has no end after {timeout_s:.0f} s") from error
+            return await evaluation
+        finally:
+            self._evaluating.discard(task)
 
     def stats(self) -> RolloutStats:
         """Counters for a display: cheap, from any thread, and perhaps a moment old."""
@@ -251,7 +287,12 @@ class RolloutWorker:
             self._joined_at = self._version
 
     async def _shut_down(self, timeout_s: float) -> None:
+        evaluating = set(self._evaluating)
+        for task in evaluating:
+            task.cancel()
         await self._scheduler.stop(timeout_s)
+        if evaluating:
+            await asyncio.wait(evaluating, timeout=timeout_s)
         try:
             if self._server is not None:
                 await asyncio.wait_for(self._server.stop(), timeout_s)

@@ -1,11 +1,13 @@
-"""Where transformers' loop meets the trainer: what it iterates over, and what it calls between two steps."""
+"""Where transformers' loop meets the trainer: what it iterates over, what it calls between two steps, and its ranks."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from sparring.backend.trainer.step import Step
@@ -13,7 +15,9 @@ from sparring.backend.trainer.step import Step
 if TYPE_CHECKING:
     from sparring.backend.trainer.trainer import AgentTrainer
 
-__all__ = ["LifeCycle", "Steps"]
+__all__ = ["LifeCycle", "Steps", "from_main"]
+
+T = TypeVar("T")
 
 
 class Steps:
@@ -43,3 +47,20 @@ class LifeCycle(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._trainer._finish_step()
+
+
+def from_main(accelerator: Accelerator, make: Callable[[], T]) -> T:
+    """What `make` gives the main rank, on every rank; an error that it raises there is raised on all of them."""
+    if accelerator.num_processes == 1:
+        return make()
+    payload: list[Any] = [None]
+    if accelerator.is_main_process:
+        try:
+            payload = [make()]
+        except Exception as error:
+            payload = [error]
+    broadcast_object_list(payload, from_process=0)
+    if isinstance(payload[0], Exception):
+        raise payload[0]
+    made: T = payload[0]
+    return made

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparring.types import Group
 
-__all__ = ["BatchSource", "StepBatch", "WeightPublisher"]
+__all__ = ["BatchSource", "PendingEvaluation", "StartEvaluation", "StepBatch", "WeightPublisher"]
 
 
 class StepBatch(Protocol):
@@ -44,3 +44,24 @@ class WeightPublisher(Protocol):
     def send_weights(self, iterator: Iterator[tuple[str, Tensor]]) -> None: ...
     def resume(self) -> None: ...
     def destroy(self) -> None: ...
+
+
+class PendingEvaluation(Protocol):
+    """An evaluation that is under way."""
+
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+        ...
+
+    def result(self) -> Mapping[str, Any]:
+        """Wait, and give the figures for `metrics.jsonl`."""
+        ...
+
+
+class StartEvaluation(Protocol):
+    """Begins an evaluation of the weights of `step`, which stay live until it is done.
+
+    `beside`: training goes on meanwhile, and is to keep most of the engine.
+    """
+
+    def __call__(self, step: int, *, beside: bool) -> PendingEvaluation: ...

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from numpy.typing import NDArray
 from transformers import PrinterCallback
 
@@ -34,13 +34,14 @@ from sparring.backend.trainer.checkpoint import (
 from sparring.backend.trainer.compiled import compile_layers
 from sparring.backend.trainer.critic import Critic
 from sparring.backend.trainer.interrupt import InterruptGuard
-from sparring.backend.trainer.loop import LifeCycle, Steps
+from sparring.backend.trainer.loop import LifeCycle, Steps, from_main
+from sparring.backend.trainer.evaluations import HeldOutEvaluations
 from sparring.backend.trainer.metrics import MetricsFile, StepMeter
 from sparring.backend.trainer.packing import PackedRow, Sample, pack, split_rows
 from sparring.backend.trainer.passes import prepare_step, proximal_of, score_rows, with_reward_kl
 from sparring.backend.trainer.policy import load_policy, refuse_truncated_sampling
 from sparring.backend.trainer.probe import DriftReport, probe
-from sparring.backend.trainer.protocols import BatchSource, WeightPublisher
+from sparring.backend.trainer.protocols import BatchSource, StartEvaluation, WeightPublisher
 from sparring.backend.trainer.step import (
     Scored,
     Step,
@@ -68,7 +69,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         source: gives the batches; started after the first publication and stopped at the end of `train`.
         publisher: takes the weights.
         run_dir: where checkpoints, `metrics.jsonl` and rejected batches go.
-        evaluate: called with the step before training, every `eval.every` steps and at the end.
+        evaluate: begins an evaluation: before training, every `eval.every` steps and at the end.
         on_step: called with every record of `metrics.jsonl`, for a live display.
         probe_sequences: samples a few sequences from the engine, once its first weights are published: the trainer
             compares log-probabilities, and refuses to start where they are too far apart.
@@ -88,7 +89,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         publisher: WeightPublisher,
         *,
         run_dir: Path,
-        evaluate: Callable[[int], Mapping[str, Any]] | None = None,
+        evaluate: StartEvaluation | None = None,
         on_step: Callable[[Mapping[str, Any]], None] | None = None,
         probe_sequences: Callable[[], Sequence[TokenSequence]] | None = None,
         on_trained: Callable[[int, Mapping[str, Sequence[NDArray[np.float32]]]], None] | None = None,
@@ -157,7 +158,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._critic = self._make_critic(model_path)
         self._scheduler = scheduler
         self._run_dir = Path(run_dir)
-        self._evaluate_policy = evaluate
+        self._evaluations = HeldOutEvaluations(evaluate, config, self._report) if evaluate and self._main else None
         self._on_step = on_step
         self._probe_sequences = probe_sequences
         self._on_trained = on_trained
@@ -380,21 +381,13 @@ class AgentTrainer(AsyncGRPOTrainer):
 
     def _next_step(self) -> Step:
         version = self.state.global_step
-        payload: list[Any] = [None]
-        if self._main:
-            try:
-                with self._timed("wait"):
-                    batch = self._source.next_batch(version, self._batch_timeout_s)
-                payload = [self._penalise(batch.groups, dict(batch.stats))]
-            except Exception as error:
-                if self.accelerator.num_processes == 1:
-                    raise
-                payload = [error]
-        if self.accelerator.num_processes > 1:
-            broadcast_object_list(payload, from_process=0)
-        if isinstance(payload[0], Exception):
-            raise payload[0]
-        self._groups, stats = payload[0]
+
+        def next_groups() -> tuple[tuple[Group, ...], dict[str, float]]:
+            with self._timed("wait"):
+                batch = self._source.next_batch(version, self._batch_timeout_s)
+            return self._penalise(batch.groups, dict(batch.stats))
+
+        self._groups, stats = from_main(self.accelerator, next_groups)
         step = make_step(self._groups, version, self.objective)
         self._record = {"step": version + 1, "kind": "step", **stats}
         return step
@@ -414,8 +407,10 @@ class AgentTrainer(AsyncGRPOTrainer):
     def _finish_step(self) -> None:
         step = self.state.global_step
         self._seconds["optimizer"] += time.perf_counter() - self._optimizer_began
-        self.publish()
-        busy = sum(self._seconds.values()) - self._seconds["wait"]
+        held = from_main(self.accelerator, lambda: self._evaluations is not None and self._evaluations.count_step())
+        if not held:
+            self.publish()
+        busy = sum(self._seconds.values()) - self._seconds["wait"] - self._seconds.get("held", 0.0)
         self._record |= {
             **{f"time/{name}_s": round(s, 4) for name, s in self._seconds.items()},
             "time/step_s": round(time.perf_counter() - self._step_began, 4),
@@ -433,8 +428,9 @@ class AgentTrainer(AsyncGRPOTrainer):
         if (every and step % every == 0) or step >= self.state.max_steps:
             self.save_checkpoint()
         self._guard.release()
-        every = self.run_config.eval.every
-        if (every and step % every == 0) or step >= self.state.max_steps:
+        if held and from_main(self.accelerator, lambda: self._may_publish(step)):
+            self.publish()
+        if self._evaluations is not None and self._evaluations.due(step):
             evaluation_began = time.perf_counter()
             self._evaluate_now(step)
             self._step_began += time.perf_counter() - evaluation_began
@@ -454,12 +450,13 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._step_began = time.perf_counter()
 
     def _evaluate_now(self, step: int) -> None:
-        if self._metrics_file is None or self._evaluate_policy is None or self._metrics_file.evaluated(step):
-            return
-        began = time.perf_counter()
-        result = self._evaluate_policy(step)
-        seconds = round(time.perf_counter() - began, 4)
-        self._report({"step": step, "kind": "evaluation", **result, "time/evaluate_s": seconds})
+        if self._evaluations is not None and self._metrics_file and not self._metrics_file.evaluated(step):
+            self._evaluations.begin(step)
+
+    def _may_publish(self, step: int) -> bool:
+        assert self._evaluations is not None
+        with self._timed("held"):
+            return self._evaluations.over(step, self.model_version)
 
     def _report(self, record: Mapping[str, Any]) -> None:
         if self._metrics_file is None:

@@ -173,6 +173,11 @@ class RunConfig(_Section):
     run_dir: str = Field("runs/{name}", description="where the run lives; {name} is the configuration file's name")
     seed: int = Field(0, ge=0)
 
+    during_training: Literal["hold", "stall"] = Field(
+        "hold",
+        description="what waits for an evaluation between two steps, which is of one version: 'hold' the engine's new "
+        "weights, while training goes on within rollout.staleness; 'stall' the trainer",
+    )
     @model_validator(mode="after")
     def _check_contradictions(self) -> Self:
         if self.engine.deterministic and self.rollout.staleness:

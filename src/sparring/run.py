@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from sparring.config_file import LoadedConfig
 from sparring.display import Display
 from sparring.errors import TaskError
-from sparring.evaluation import EvalEpisode, summarise, write_episodes
+from sparring.held_out import HeldOut
 from sparring.report import print_report, write_report
 from sparring.run_dir import RunDirectory
 from sparring.task_sources import make_episode_runner, make_sampler, open_sources
@@ -110,7 +109,7 @@ class _Run:
             source=self.worker,
             publisher=WeightPublisher(self.worker, self.engine),
             run_dir=self.directory.root,
-            evaluate=self._evaluate,
+            evaluate=HeldOut(self.config, self.sources, self.worker, self.directory, self.display),
             on_step=self.display.step,
             probe_sequences=self._probe_sequences,
             on_trained=self.buffer.keep_trained_logprobs,
@@ -123,32 +122,13 @@ class _Run:
             self.directory, title, staleness=self.config.rollout.staleness, wall_s=time.monotonic() - began
         )
 
-    def _evaluate(self, step: int) -> Mapping[str, Any]:
-        """Greedy, on held-out tasks; the trainer waits, so that all of it is of one version."""
-        held_out = {source.name: source.held_out for source in self.sources}
-        self.display.status(f"evaluating {sum(map(len, held_out.values()))} held-out tasks at step {step}")
-        trajectories = self.worker.evaluate(
-            held_out,
-            split=self.config.eval.split,
-            sampling=dataclasses.replace(sampling_params(self.config), temperature=0.0),
-            version=step,
-        )
-        episodes = [EvalEpisode.of(trajectory) for trajectory in trajectories]
-        write_episodes(self.directory.evaluation(step), episodes)
-        summary = summarise(step, episodes)
-        self.display.evaluation(summary)
-        by_env = {}
-        if len(held_out) > 1:
-            parts = {name: [e for e in episodes if e.env == name] for name in held_out}
-            by_env = {f"env/{name}/success": summarise(step, part).success for name, part in parts.items()}
-        return {key: value for key, value in vars(summary).items() if key != "step"} | by_env
-
     def _probe_sequences(self) -> Sequence[TokenSequence]:
         """What the engine samples, as training will sample it, for the trainer to score."""
         self.display.status("probing: do the trainer and the engine agree on log-probabilities?")
         each = -(-_PROBE_TASKS // len(self.sources))
         tasks = {source.name: source.train[:each] for source in self.sources}
-        trajectories = self.worker.evaluate(tasks, split="train", sampling=sampling_params(self.config), version=0)
+        live = self.worker.version
+        trajectories = self.worker.evaluate(tasks, split="train", sampling=sampling_params(self.config), version=live)
         failures = [t.failure.message for t in trajectories if t.failure is not None]
         if len(failures) == len(trajectories):
             raise TaskError(f"no episode of the start-up probe could be played; the first failed thus: {failures[0]}")

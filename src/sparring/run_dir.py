@@ -100,7 +100,7 @@ class RunDirectory:
 
 # What may change between a run and its continuation: how long it goes on, and what it shows.
 _FREE_KEYS = ("trainer.steps", "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.threads", "eval.every",
-              "engine.threads", "run_dir")  # fmt: skip
+              "eval.during_training", "engine.threads", "run_dir")  # fmt: skip
 
 
 def _differing_keys(stored: Path, loaded: LoadedConfig) -> list[str]:

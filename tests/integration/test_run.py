@@ -112,6 +112,24 @@ def test_a_run_ends_with_its_files_and_its_bound_kept(config, tmp_path, capsys):
         assert abs(logprobs[mask] - sequence.behaviour_logprobs[mask]).mean() < 0.1
 
 
+@pytest.mark.parametrize("mode", ["hold", "stall"])
+def test_an_evaluation_during_training_is_of_one_version(config, tmp_path, mode):
+    status, output = run(config, "eval.every=2", f"eval.during_training={mode}")
+    assert status == 0, output
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    evaluations = [r for r in map(json.loads, lines) if r["kind"] == "evaluation"]
+    assert [r["step"] for r in evaluations] == [0, 2, 4, 6]
+    beside = [r["steps_meanwhile"] for r in evaluations[1:-1]]
+    assert all(1 <= n <= 3 for n in beside) if mode == "hold" else beside == [0, 0]
+    with BufferView(tmp_path / "run" / "buffer.sqlite") as buffer:
+        rows = buffer.episodes(state="evaluation", split="test", limit=-1)
+        for row in rows:
+            step = int(row.episode_id.split(".v")[1].split(".")[0])
+            for sequence in buffer.trajectory(row.episode_id).sequences:
+                assert set(sequence.policy_versions[sequence.action_mask].tolist()) <= {step}
+    assert len(rows) == 4 * 4  # four tasks are held out
+
+
 def kill_at_random_moments(config: Path, run_dir: Path, kills: int, seed: int) -> None:
     """Kill -9 a run that would not end by itself, time and again; then it must go on, and be whole."""
     rng = random.Random(seed)

@@ -313,6 +313,57 @@ def test_evaluation_is_stored_and_never_trained(make_rig):
     assert list(states.values()) == ["evaluation"] * 4
 
 
+GREEDY = SamplingParams(max_new_tokens=1, temperature=0)
+FIRST_HELD_OUT = "eval.1.0.v{}.0000.00.0"
+
+
+def test_the_trainer_goes_on_within_the_bound_while_an_evaluation_needs_the_weights(make_rig):
+    rig = make_rig(config={"staleness": 2}, held={FIRST_HELD_OUT.format(1)})
+    rig.worker.start()
+    rig.train(1, 1)
+    running = rig.worker.start_evaluation(
+        {"x/X-v0": ["test-1", "test-2"]}, split="test", sampling=GREEDY, version=1, beside=True
+    )
+    batches = [rig.worker.next_batch(version, 10) for version in (1, 2, 3)]  # the weights of 1 stay live
+    assert all(len(batch.groups) == 2 for batch in batches)
+    assert batches[-1].stats["lag/max"] <= 2
+    with pytest.raises(TrainerError, match=r"nothing that the engine samples: its weights are those of version 1"):
+        rig.worker.next_batch(4, 10)
+    assert not running.done()
+    rig.release(FIRST_HELD_OUT.format(1))
+    assert [t.oldest_version for t in running.result()] == [1, 1]
+    rig.publish(4)
+    assert rig.worker.next_batch(4, 10).step == 5
+
+
+def test_an_evaluation_beside_training_leaves_it_most_of_the_engine(make_rig):
+    names = {FIRST_HELD_OUT.format(0).replace("0000", f"{i:04}") for i in range(9)}
+    rig = make_rig(config={"max_running_groups": 6, "group_size": 2}, held=names)
+    tasks = {"x/X-v0": [f"test-{i}" for i in range(9)]}
+    running = rig.worker.start_evaluation(tasks, split="test", sampling=GREEDY, version=0, beside=True)
+    for name in sorted(names):
+        assert len(rig.started) <= 3 + sum(gate.is_set() for gate in rig.gates.values())  # a quarter of 6 · 2 at once
+        rig.release(name)
+    assert len(running.result()) == 9
+
+
+def test_an_evaluation_whose_weights_were_replaced_has_no_figures(make_rig):
+    rig = make_rig()
+    rig.worker.start()
+    rig.train(1, 1)
+    rig.publisher.publish(2, [])  # behind the worker's back
+    with pytest.raises(TrainerError, match=r"evaluation of version 1 has tokens of version 2 \(eval\.1\.0\.v1"):
+        rig.worker.evaluate({"x/X-v0": ["test-1"]}, split="test", sampling=GREEDY, version=1)
+
+
+def test_stopping_ends_an_evaluation_that_nobody_waits_for(make_rig):
+    rig = make_rig(held={FIRST_HELD_OUT.format(0)})
+    running = rig.worker.start_evaluation({"x/X-v0": ["test-1"]}, split="test", sampling=GREEDY, version=0)
+    rig.close()
+    assert running.done()
+    assert not rig.worker._player.abandoned
+
+
 def test_a_buffer_that_fails_in_an_evaluation_says_what_happened(make_rig):
     rig = make_rig()
     rig.worker.start()

@@ -81,6 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def resume(self):
         self.history, trained = self.checkpoint
+        self.live = self.history  # the engine's weights: the trainer's, or earlier ones that an evaluation holds
         self.trained = dict(trained)
         self.waiting: dict[str, asyncio.Future[EpisodeResult | None]] = {}
         self.engine = ScriptedEngine(lambda prompt: [2, END])
@@ -110,7 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         while True:
             messages.append(Message("user", "yes"))
             messages.append((await session.chat(messages)).message)
-            self.sampled_by[spec.episode_id].append(self.history)
+            self.sampled_by[spec.episode_id].append(self.live)
             self.waiting[spec.episode_id] = asyncio.get_running_loop().create_future()
             result = await self.waiting[spec.episode_id]
             if result is not None:
@@ -155,7 +156,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @property
     def computing(self) -> bool:
-        """A batch was taken, and its update is not published yet."""
+        """A batch was taken, and its update is not done yet."""
         return self.scheduler.admission.step > self.version
 
     @precondition(lambda self: not self.computing)
@@ -191,6 +192,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def publish(self):
         self.history = (*self.history, next(self.names))
+        self.publish_held()
+
+    @precondition(lambda self: self.computing and len(self.history) + 1 - len(self.live) <= self.config.staleness)
+    @rule()
+    def update_while_an_evaluation_holds_the_weights(self):
+        self.history = (*self.history, next(self.names))
+
+    @precondition(lambda self: not self.computing and self.live != self.history)
+    @rule()
+    def publish_held(self):
+        self.live = self.history
         self.run(self.engine.update_weights(self.version, []))
         self.scheduler.publish(self.version)
         self.settle()

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -53,7 +54,11 @@ def test_a_step_asks_for_its_batch_when_the_version_before_is_published(make_tra
 
 def test_every_step_writes_its_metrics_and_evaluations_are_apart(make_trainer):
     seen = []
-    trainer = make_trainer(evaluate=lambda step: {"accuracy": step / 10}, on_step=lambda r: seen.append(dict(r)))
+
+    def evaluate(step, *, beside):
+        return SimpleNamespace(done=lambda: True, result=lambda: {"accuracy": step / 10})
+
+    trainer = make_trainer(evaluate=evaluate, on_step=lambda r: seen.append(dict(r)))
     trainer.train()
     assert [(r["kind"], r["step"]) for r in seen] == [
         ("evaluation", 0), ("step", 1), ("step", 2), ("step", 3), ("evaluation", 3),
