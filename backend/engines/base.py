@@ -150,7 +150,8 @@ class Engine(ABC):
     async def update_weights(self, version: int, source: WeightSource) -> None:
         """Load weights from a Hugging Face folder or from named tensors; tokens sampled from then on carry `version`.
 
-        Names are those of `named_parameters()` of the model's `AutoModelForCausalLM`.
+        Names are those of `named_parameters()` of the model's `AutoModelForCausalLM`; of an engine with an adapter
+        beside its model, those of the adapter's tensors.
 
         Raises:
             EngineError: a name is unknown or missing, or a shape differs; the old weights then stay.

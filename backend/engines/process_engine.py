@@ -19,6 +19,7 @@ import torch
 from sparring.backend.engines.base import WeightSource
 from sparring.backend.engines.client import WorkerClient
 from sparring.backend.engines.shared_weights import SharedWeights, open_shared_file
+from sparring.config import LoraConfig
 from sparring.errors import EngineError
 
 __all__ = ["ProcessEngine"]
@@ -62,6 +63,7 @@ class ProcessEngine(WorkerClient):
         deterministic: bool = False,
         seed: int = 0,
         kept_sessions: int | None = None,
+        lora: LoraConfig | None = None,
         niceness: int = 0,
         start_timeout_s: float = 300.0,
     ) -> None:
@@ -85,6 +87,7 @@ class ProcessEngine(WorkerClient):
                 "deterministic": deterministic,
                 "seed": seed,
                 "kept_sessions": slots if kept_sessions is None else kept_sessions,
+                "lora": lora.model_dump() if lora is not None else None,
             },
         }
         self._threads, self._start_timeout_s = threads, start_timeout_s

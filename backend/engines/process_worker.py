@@ -40,7 +40,7 @@ def main(socket_fd: int, weights_fd: int, parent_pid: int) -> None:
         shared = SharedWeights(weights_fd, model.shapes, model.tied, model.dtype)
 
         def open_weights(source: Any) -> Any:
-            return shared.read() if source is None else read_weights(source, model.dtype)
+            return shared.read() if source is None else read_weights(source, model)
 
         worker = Worker(scheduler, lines.write, open_weights)
         lines.write(

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
+from sparring.backend.engines.adapted_linear import add_adapter
 from sparring.backend.engines.packed_linear import PackedLinear, can_pack
 from sparring.backend.engines.slot_cache import Feed, SlotCache
-from sparring.errors import EngineError
+from sparring.backend.lora import read_adapter
+from sparring.config import LoraConfig
+from sparring.errors import ConfigError, EngineError
 
 __all__ = ["SlotModel"]
 
@@ -29,11 +32,13 @@ class SlotModel:
     """Logits for flat batches of `Feed`s, at the last token of each."""
 
     def __init__(self, source: str | Path | PreTrainedModel, *, slots: int, rows: int, max_length: int,
-                 dtype: torch.dtype, device: torch.device, row_by_row: bool = False) -> None:  # fmt: skip
+                 dtype: torch.dtype, device: torch.device, row_by_row: bool = False,
+                 lora: LoraConfig | None = None) -> None:  # fmt: skip
         """A model object is copied: what its owner does to it later does not reach the engine.
 
         Args:
             rows: tokens that a forward pass usually has; `slots` and `row_by_row` as in `SlotCache`.
+            lora: put an adapter beside the model's layers; `load_weights` then takes the adapter's tensors alone.
 
         Raises:
             EngineError: the folder cannot be loaded, or the architecture is not one whose attention takes our mask.
@@ -45,9 +50,14 @@ class SlotModel:
         self._model = model.eval().requires_grad_(False)
         self.model_type: str = model.config.model_type
         self.vocabulary: int = model.config.get_text_config().vocab_size
-        self._plain = dict(model.named_parameters())
-        self.shapes = {name: tuple(parameter.shape) for name, parameter in self._plain.items()}
-        self.tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+        try:
+            exchanged = None if lora is None else add_adapter(model, lora)
+        except ConfigError as error:
+            raise EngineError(str(error)) from error
+        self._adapted = exchanged is not None
+        self._plain = dict(model.requires_grad_(False).named_parameters())
+        self.shapes = {n: tuple(p.shape) for n, p in self._plain.items() if exchanged is None or n in exchanged}
+        self.tied = set() if exchanged else set(getattr(model, "all_tied_weights_keys", None) or ())
         self._packed: dict[str, list[PackedLinear]] = {}
         expected = self._probe_own_attention()
         model.set_attn_implementation(_ATTENTION)
@@ -73,7 +83,7 @@ class SlotModel:
 
     @torch.inference_mode()
     def load_weights(self, source: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace all weights at once, from tensors of any floating type on any device.
+        """Replace all weights at once, or all of the adapter's, from tensors of any floating type on any device.
 
         Copies of tied parameters may be among them or not.
 
@@ -89,10 +99,11 @@ class SlotModel:
         missing = sorted(self.shapes.keys() - staged.keys())
         unknown = sorted(staged.keys() - self.shapes.keys() - self.tied)
         if missing or unknown:
+            whose = "its adapter" if self._adapted else "named_parameters() of its AutoModelForCausalLM"
             raise EngineError(
                 f"new weights do not fit a model of type {self.model_type}: "
                 f"{len(missing)} missing {missing[:3]}, {len(unknown)} unknown {unknown[:3]}; "
-                "names are those of named_parameters() of its AutoModelForCausalLM. The old weights stay"
+                f"names are those of {whose}. The old weights stay"
             )
         for name, shape in self.shapes.items():
             if tuple(staged[name].shape) != shape:
@@ -106,10 +117,19 @@ class SlotModel:
             for linear in self._packed.get(name, ()):
                 linear.pack(staged[name])
 
-    @staticmethod
-    def read_folder(folder: str | Path, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Named parameters of a Hugging Face folder."""
-        yield from _load(folder, dtype).named_parameters()
+    def read_folder(self, folder: str | Path) -> Iterator[tuple[str, Tensor]]:
+        """What `load_weights` takes, of a Hugging Face folder, or of an adapter's where there is one beside the model.
+
+        Raises:
+            EngineError: it is no such folder.
+        """
+        if not self._adapted:
+            yield from _load(folder, self.dtype).named_parameters()
+            return
+        try:
+            yield from read_adapter(Path(folder)).items()
+        except ConfigError as error:
+            raise EngineError(str(error)) from error
 
     @torch.inference_mode()
     def _call(self, tokens: Sequence[int], positions: Sequence[int], last: Sequence[int],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparring.backend.engines.base import WeightSource
 from sparring.backend.engines.client import WorkerClient
 from sparring.backend.engines.worker import Worker, make_scheduler, read_weights
+from sparring.config import LoraConfig
 from sparring.errors import EngineError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class TorchEngine(WorkerClient):
         seed: int = 0,
         kept_sessions: int | None = None,
         tokenizer: Any = None,
+        lora: LoraConfig | None = None,
     ) -> None:
         """
         Args:
@@ -56,6 +58,8 @@ class TorchEngine(WorkerClient):
             seed: of the generator that gives each request without a seed its own.
             kept_sessions: sessions whose keys are kept between turns beyond the running ones; by default as many.
             tokenizer: decodes stop strings; by default the folder's own.
+            lora: sample with an adapter beside the model's layers, at first one that changes nothing: new weights are
+                then the adapter's tensors alone (`LAYER.lora_A.weight`, `LAYER.lora_B.weight`), or its PEFT folder.
         """
         super().__init__()
         self._model, self._tokenizer = model, tokenizer
@@ -68,6 +72,7 @@ class TorchEngine(WorkerClient):
             "deterministic": deterministic,
             "seed": seed,
             "kept_sessions": slots if kept_sessions is None else kept_sessions,
+            "lora": lora.model_dump() if lora is not None else None,
         }
         self._thread: threading.Thread | None = None
         self._worker: Worker | None = None
@@ -82,8 +87,7 @@ class TorchEngine(WorkerClient):
                 loop.call_soon_threadsafe(self._receive, events)
 
         scheduler = await asyncio.to_thread(make_scheduler, self._model, self._options, self._tokenizer)
-        dtype = scheduler.model.dtype
-        self._worker = Worker(scheduler, emit, lambda source: read_weights(source, dtype))
+        self._worker = Worker(scheduler, emit, lambda source: read_weights(source, scheduler.model))
         self._thread = threading.Thread(target=self._worker.run, name="sparring-engine", daemon=True)
         self._failure, self.version = None, 0
         self._thread.start()

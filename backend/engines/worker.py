@@ -12,6 +12,7 @@ import torch
 from sparring.backend.engines.base import SamplingParams
 from sparring.backend.engines.scheduler import Decode, Event, Scheduler
 from sparring.backend.engines.slot_model import SlotModel
+from sparring.config import LoraConfig
 from sparring.errors import EngineError
 
 __all__ = ["EngineOptions", "Message", "Worker", "make_scheduler", "read_weights"]
@@ -140,6 +141,7 @@ def make_scheduler(model: Any, options: EngineOptions, tokenizer: Any = None) ->
         dtype=getattr(torch, options["dtype"]),
         device=torch.device(device),
         row_by_row=options["deterministic"],
+        lora=LoraConfig(**options["lora"]) if options["lora"] else None,
     )
     return Scheduler(
         slot_model,
@@ -152,9 +154,9 @@ def make_scheduler(model: Any, options: EngineOptions, tokenizer: Any = None) ->
     )
 
 
-def read_weights(source: Any, dtype: torch.dtype) -> Iterable[tuple[str, torch.Tensor]]:
+def read_weights(source: Any, model: SlotModel) -> Iterable[tuple[str, torch.Tensor]]:
     """Named tensors as they come, or those of a folder."""
-    return SlotModel.read_folder(source, dtype) if isinstance(source, str | Path) else source
+    return model.read_folder(source) if isinstance(source, str | Path) else source
 
 
 def _lazy_decode(model: Any, tokenizer: Any) -> Callable[[], Decode | None]:

@@ -1,19 +1,19 @@
-"""Checkpoints: a Hugging Face folder plus what training needs to go on, written in one atomic step.
+"""Checkpoints: a Hugging Face folder, or an adapter's, plus what training needs to go on, in one atomic step.
 
-A checkpoint is written into a hidden folder, flushed to disk and renamed, so a folder named `checkpoint-N` is whole or
-absent. `manifest.json` holds each file's size and CRC, which loading verifies before any weight changes. Tensors are
+A checkpoint is written aside, flushed to disk and renamed, so a folder named `checkpoint-N` is whole or absent.
+`manifest.json` holds each file's size and CRC, which loading verifies before any weight changes. Tensors are
 safetensors, all else JSON: nothing is unpickled.
 """
 
 from __future__ import annotations
 
+import copy
 import json
-import os
 import random
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,23 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from sparring.backend.folders import written_aside
+from sparring.backend.lora import read_adapter
+from sparring.backend.trainer.adapter import adapter_tensors, is_adapted, merged, save_adapter
 from sparring.backend.trainer.policy import quiet
-from sparring.errors import TrainerError
+from sparring.config import LoraConfig
+from sparring.errors import ConfigError, TrainerError
 
-__all__ = ["checkpoint_step", "latest_checkpoint", "load_checkpoint", "save_checkpoint", "save_model"]
+__all__ = [
+    "checkpoint_step",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "prune_checkpoints",
+    "save_checkpoint",
+    "save_model",
+]
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _FORMAT = 1
@@ -44,24 +55,32 @@ def checkpoint_step(folder: Path) -> int:
 
 def latest_checkpoint(run_dir: Path) -> Path | None:
     """The newest whole checkpoint of a run, or None."""
-    folders = [f for f in run_dir.glob("checkpoint-*") if _NAME.fullmatch(f.name)]
-    return max(folders, key=checkpoint_step, default=None)
+    return next(reversed(_checkpoints(run_dir)), None)
+
+
+def _checkpoints(run_dir: Path) -> list[Path]:
+    """The oldest first."""
+    return sorted((f for f in run_dir.glob("checkpoint-*") if _NAME.fullmatch(f.name)), key=checkpoint_step)
 
 
 def save_model(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype | None = None
 ) -> None:
-    """Write model and tokenizer as a Hugging Face folder that transformers, SGLang and vLLM load as it is."""
-    state = {name: t.detach() for name, t in model.state_dict().items()}
-    if dtype is not None:
-        state = {name: t.to(dtype) if t.is_floating_point() else t for name, t in state.items()}
-    before = model.config.dtype
-    model.config.dtype = dtype or before
-    try:
-        with quiet():
-            model.save_pretrained(folder, state_dict=state)
-    finally:
-        model.config.dtype = before
+    """Write model and tokenizer as a Hugging Face folder that transformers, SGLang and vLLM load as it is.
+
+    An adapter is merged into the weights; in bfloat16 the sum is rounded, as it is not where the run samples.
+
+    Args:
+        dtype: of the weights in the folder; by default those that they have.
+    """
+    state = merged(model, model.state_dict().items())
+    written = {name: t.detach().to(dtype or t.dtype) if t.is_floating_point() else t for name, t in state}
+    config = copy.deepcopy(model.config)
+    with torch.device("meta"):  # what says how to write them: without an adapter, and of the type that they have
+        plain = type(model)(config).to(dtype=dtype or model.dtype)  # type: ignore[call-arg]  # as in the engine
+    plain.generation_config = model.generation_config
+    with quiet():
+        plain.save_pretrained(folder, state_dict=written)
     tokenizer.save_pretrained(folder)
 
 
@@ -73,54 +92,52 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     scheduler: torch.optim.lr_scheduler.LRScheduler,
     *,
-    keep: int,
-    extra: Mapping[str, Any] | None = None,
+    lora: LoraConfig | None = None,
     also: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Write `run_dir/checkpoint-{step}` atomically, then remove all but the newest `keep`.
+    """Write `run_dir/checkpoint-{step}` atomically.
 
     Args:
+        lora: of the adapter that is trained alone: the checkpoint is then the adapter's folder in PEFT's format.
         also: writes more files into the folder before it is sealed.
-        extra: JSON-able state of others (sampler and buffer position), returned by `load_checkpoint`.
 
     Raises:
         TrainerError: the disk is full, or the folder cannot be written. Earlier checkpoints are untouched.
     """
-    final, partial = run_dir / f"checkpoint-{step}", run_dir / f".checkpoint-{step}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
+    final = run_dir / f"checkpoint-{step}"
     try:
-        partial.mkdir(parents=True)
-        save_model(partial, model, tokenizer)
-        tensors, scalars = _flatten_optimizer(optimizer, dict(model.named_parameters()))
-        save_file(tensors, partial / "optimizer.safetensors")
-        save_file(_torch_rng(), partial / "rng.safetensors")
-        if also is not None:
-            also(partial)
-        document = {
-            "format": _FORMAT,
-            "step": step,
-            "parameters": _signature(model),
-            "optimizer": scalars,
-            "scheduler": {k: v for k, v in scheduler.state_dict().items() if isinstance(v, int | float | list)},
-            "rng": _python_rng(),
-            "extra": dict(extra or {}),
-        }
-        (partial / "trainer.json").write_text(json.dumps(document))
-        manifest = {f.name: [f.stat().st_size, _crc(f)] for f in sorted(partial.iterdir())}
-        (partial / "manifest.json").write_text(json.dumps(manifest))
-        for file in partial.iterdir():
-            _flush(file)
-        _flush(partial)
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
-        _flush(run_dir)
+        with written_aside(final) as partial:
+            if lora is None:
+                save_model(partial, model, tokenizer)
+            else:
+                save_adapter(partial, model, lora)
+                tokenizer.save_pretrained(partial)
+            tensors, scalars = _flatten_optimizer(optimizer, dict(model.named_parameters()))
+            save_file(tensors, partial / "optimizer.safetensors")
+            save_file(_torch_rng(), partial / "rng.safetensors")
+            if also is not None:
+                also(partial)
+            document = {
+                "format": _FORMAT,
+                "step": step,
+                "parameters": _signature(model),
+                "optimizer": scalars,
+                "scheduler": {k: v for k, v in scheduler.state_dict().items() if isinstance(v, int | float | list)},
+                "rng": _python_rng(),
+            }
+            (partial / "trainer.json").write_text(json.dumps(document))
+            manifest = {f.name: [f.stat().st_size, _crc(f)] for f in sorted(partial.iterdir())}
+            (partial / "manifest.json").write_text(json.dumps(manifest))
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise TrainerError(f"cannot write checkpoint {final}: {error}. Earlier checkpoints are intact") from error
-    older = sorted((f for f in run_dir.glob("checkpoint-*") if _NAME.fullmatch(f.name)), key=checkpoint_step)[:-keep]
-    for folder in older:
-        shutil.rmtree(folder, ignore_errors=True)
     return final
+
+
+def prune_checkpoints(run_dir: Path, *, newest: int, spared: Collection[int] = ()) -> None:
+    """Remove all checkpoints but the newest few and those of the spared steps."""
+    for folder in _checkpoints(run_dir)[:-newest]:
+        if checkpoint_step(folder) not in spared:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def load_checkpoint(
@@ -128,11 +145,8 @@ def load_checkpoint(
     model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     scheduler: torch.optim.lr_scheduler.LRScheduler,
-) -> dict[str, Any]:
-    """Restore model, optimizer, scheduler and generators exactly.
-
-    Returns:
-        `extra` as it was saved.
+) -> None:
+    """Restore model (or its adapter), optimizer, scheduler and generators exactly.
 
     Raises:
         TrainerError: the checkpoint is cut off, damaged, or of another model; nothing has changed then.
@@ -142,23 +156,27 @@ def load_checkpoint(
     if theirs != ours:
         odd = sorted(n for n in theirs.keys() | ours.keys() if theirs.get(n) != ours.get(n))
         raise TrainerError(f"checkpoint {folder} is of another model: {len(odd)} parameters differ, such as {odd[0]}")
+    adapted = is_adapted(model)
     try:
-        weights = load_file(folder / "model.safetensors")
+        weights: Any = read_adapter(folder) if adapted else _read_model(folder, model.dtype)
         state = load_file(folder / "optimizer.safetensors")
         generators = load_file(folder / "rng.safetensors")
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ConfigError) as error:
         raise TrainerError(f"checkpoint {folder} cannot be read: {error}") from error
-    parameters = dict(model.named_parameters())
-    buffers = dict(model.named_buffers())
+    targets = adapter_tensors(model) if adapted else dict(model.named_parameters()) | dict(model.named_buffers())
     with torch.no_grad():
         for name, value in weights.items():
-            target = parameters.get(name, buffers.get(name))
-            if target is not None:
-                target.copy_(value)
-    _restore_optimizer(optimizer, parameters, state, document["optimizer"])
+            targets[name].copy_(value)
+    _restore_optimizer(optimizer, dict(model.named_parameters()), state, document["optimizer"])
     scheduler.load_state_dict({**scheduler.state_dict(), **document["scheduler"]})
     _restore_rng(generators, document["rng"])
-    return document["extra"]
+
+
+def _read_model(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """By transformers, which knows how the files' names and shards make the model's parameters."""
+    with quiet():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
 def _verify(folder: Path) -> dict[str, Any]:
@@ -242,11 +260,3 @@ def _crc(file: Path) -> int:
         while block := stream.read(1 << 22):
             value = zlib.crc32(block, value)
     return value
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The policy to train: master weights in float32, scored through packed rows."""
+"""The policy to train, scored through packed rows: master weights in float32, of all of it or of an adapter alone."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from sparring.backend.trainer.adapter import add_adapter
 from sparring.backend.trainer.head import install_head
-from sparring.config import SamplingConfig
+from sparring.config import LoraConfig, SamplingConfig
 from sparring.errors import ConfigError
 
 __all__ = ["load_policy", "quiet", "refuse_truncated_sampling"]
 
 
-def load_policy(model_path: str | Path, compute_dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_policy(
+    model_path: str | Path, compute_dtype: torch.dtype, lora: LoraConfig | None = None, adapter: Path | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model and its tokenizer, ready for `model(row=PackedRow)`.
+
+    Args:
+        lora: train an adapter alone; the model's own weights are then frozen, in `compute_dtype`.
+        adapter: a folder with the adapter to begin with; by default one that changes nothing yet.
 
     Raises:
         ConfigError: the folder cannot be loaded, or the architecture is not supported.
@@ -27,9 +34,12 @@ def load_policy(model_path: str | Path, compute_dtype: torch.dtype) -> tuple[Pre
     try:
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(model_path)
-            model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+            dtype = torch.float32 if lora is None else compute_dtype
+            model = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot load a causal language model from {model_path}: {error}") from error
+    if lora is not None:
+        add_adapter(model, lora, adapter)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0  # the sampler has none: with it, the ratio would be noise

@@ -8,7 +8,6 @@ the signatures of what is used, so that an upgrade of TRL says what moved.
 from __future__ import annotations
 
 import random
-import shutil
 import time
 import warnings
 from collections import ChainMap, defaultdict
@@ -23,11 +22,14 @@ from accelerate.utils import gather_object
 from numpy.typing import NDArray
 from transformers import PrinterCallback
 
+from sparring.backend.folders import written_aside
 from sparring.backend.objectives import Objective, load_objective
+from sparring.backend.trainer.adapter import StartingPolicy, merged, save_adapter, served_name
 from sparring.backend.trainer.checkpoint import (
     checkpoint_step,
     latest_checkpoint,
     load_checkpoint,
+    prune_checkpoints,
     save_checkpoint,
     save_model,
 )
@@ -37,6 +39,7 @@ from sparring.backend.trainer.interrupt import InterruptGuard
 from sparring.backend.trainer.loop import LifeCycle, Steps, from_main
 from sparring.backend.trainer.evaluations import HeldOutEvaluations
 from sparring.backend.trainer.metrics import MetricsFile, StepMeter
+from sparring.backend.trainer.optimizer import make_optimizer, plain_optimizer
 from sparring.backend.trainer.packing import PackedRow, Sample, pack, split_rows
 from sparring.backend.trainer.passes import prepare_step, proximal_of, score_rows, with_reward_kl
 from sparring.backend.trainer.policy import load_policy, refuse_truncated_sampling
@@ -66,6 +69,7 @@ class AgentTrainer(AsyncGRPOTrainer):
 
     Args:
         model_path: Hugging Face folder of the policy to start from.
+        adapter: folder of the adapter to start from, with `trainer.lora`; by default one that changes nothing yet.
         source: gives the batches; started after the first publication and stopped at the end of `train`.
         publisher: takes the weights.
         run_dir: where checkpoints, `metrics.jsonl` and rejected batches go.
@@ -89,6 +93,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         publisher: WeightPublisher,
         *,
         run_dir: Path,
+        adapter: Path | None = None,
         evaluate: StartEvaluation | None = None,
         on_step: Callable[[Mapping[str, Any]], None] | None = None,
         probe_sequences: Callable[[], Sequence[TokenSequence]] | None = None,
@@ -104,7 +109,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         random.seed(config.seed)
         np.random.seed(config.seed)
         torch.manual_seed(config.seed)
-        model, tokenizer = load_policy(model_path, getattr(torch, knobs.dtype))
+        model, tokenizer = load_policy(model_path, getattr(torch, knobs.dtype), knobs.lora, adapter)
         if knobs.compile:
             compile_layers(model)
         on_cpu = knobs.device == "cpu" or (knobs.device == "auto" and not torch.cuda.is_available())
@@ -126,15 +131,7 @@ class AgentTrainer(AsyncGRPOTrainer):
             report_to="none",
             disable_tqdm=True,
         )
-        optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=knobs.learning_rate,
-            betas=knobs.adam_betas,
-            weight_decay=knobs.weight_decay,
-            fused=True,
-        )
-        warmup = knobs.warmup_steps
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)))
+        optimizer, scheduler = make_optimizer(model, knobs)
         # The grandparent's constructor: AsyncGRPOTrainer's own asks CUDA for its name and a vLLM server for its size.
         super(AsyncGRPOTrainer, self).__init__(
             model=model,
@@ -181,6 +178,8 @@ class AgentTrainer(AsyncGRPOTrainer):
 
     def _load_reference(self, model_path: str | Path) -> Any:
         """The policy that the run starts from, frozen, for KL terms."""
+        if self.run_config.trainer.lora is not None:
+            return StartingPolicy(self._policy)
         reference: Any = load_policy(model_path, getattr(torch, self.run_config.trainer.dtype))[0]
         return reference.requires_grad_(False).to(self.args.device)
 
@@ -225,20 +224,26 @@ class AgentTrainer(AsyncGRPOTrainer):
                 step,
                 self._policy,
                 self._tokenizer,
-                _plain(self.optimizer),
+                plain_optimizer(self.optimizer),
                 self._scheduler,
-                keep=self.run_config.trainer.keep_checkpoints,
+                lora=self.run_config.trainer.lora,
                 also=self._critic.save if self._critic is not None else None,
             )
+            prune_checkpoints(self._run_dir, newest=self.run_config.trainer.keep_checkpoints)
 
-    def write_model(self, folder: Path, chat_template: str) -> None:
-        """Write the policy as a bfloat16 Hugging Face folder, with the chat template that it was trained under."""
+    def write_model(self, folder: Path, chat_template: str, adapter: Path | None = None) -> None:
+        """Write the policy as a bfloat16 Hugging Face folder, with the chat template that it was trained under.
+
+        Args:
+            adapter: where an adapter goes by itself, in PEFT's format; in `folder` it is merged.
+        """
         self._tokenizer.chat_template = chat_template
-        half_made = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(half_made, ignore_errors=True)
-        save_model(half_made, self._policy, self._tokenizer, torch.bfloat16)
-        shutil.rmtree(folder, ignore_errors=True)
-        half_made.rename(folder)
+        with written_aside(folder) as partial:
+            save_model(partial, self._policy, self._tokenizer, torch.bfloat16)
+        if adapter is not None and self.run_config.trainer.lora is not None:
+            with written_aside(adapter) as partial:
+                save_adapter(partial, self._policy, self.run_config.trainer.lora)
+                self._tokenizer.save_pretrained(partial)
 
     def publish(self) -> None:
         """Send the weights to the engine as version `global_step`."""
@@ -247,6 +252,15 @@ class AgentTrainer(AsyncGRPOTrainer):
             self._publisher.next_version = self.state.global_step
             self._sync_weight()
         self._metrics["train"].clear()  # TRL's own figures about the sync
+
+    def _streaming_iter(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What the engine takes: all weights; of an adapter its own tensors, or, for SGLang, the merged weights."""
+        if self.run_config.trainer.lora is None:
+            yield from super()._streaming_iter()
+        elif self.run_config.engine.type == "sglang":
+            yield from merged(self._policy, self._policy.named_parameters())
+        else:
+            yield from ((served_name(name), tensor) for name, tensor in super()._streaming_iter())
 
     # ---- hooks of the loop ----
 
@@ -259,7 +273,7 @@ class AgentTrainer(AsyncGRPOTrainer):
     def _prepare_for_training(self, *args: Any) -> Any:
         out = super()._prepare_for_training(*args)
         if self._resume_from is not None:
-            load_checkpoint(self._resume_from, self._policy, _plain(self.optimizer), self._scheduler)
+            load_checkpoint(self._resume_from, self._policy, plain_optimizer(self.optimizer), self._scheduler)
             if self._critic is not None:
                 self._critic.load(self._resume_from)
         return out
@@ -363,7 +377,7 @@ class AgentTrainer(AsyncGRPOTrainer):
 
     def _clip_grad_norm(self, model: Any) -> Any:
         norm = super()._clip_grad_norm(model)
-        self._record |= {"grad_norm": float(norm), "learning_rate": _plain(self.optimizer).param_groups[0]["lr"]}
+        self._record |= {"grad_norm": float(norm), "learning_rate": self._scheduler.get_last_lr()[0]}
         odd = {k: v for k, v in self._record.items() if isinstance(v, float) and not np.isfinite(v)}
         if odd:
             where = self._keep_batch()
@@ -483,8 +497,3 @@ class AgentTrainer(AsyncGRPOTrainer):
             yield
         finally:
             self._seconds[phase] += time.perf_counter() - began
-
-
-def _plain(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimizer inside accelerate's wrapper."""
-    return getattr(optimizer, "optimizer", optimizer)

@@ -44,7 +44,8 @@ def warm_start(
     if not samples:
         raise TrainerError("warm start: no demonstration has an action token")
     device = next(model.parameters()).device
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0, fused=True)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=lr, weight_decay=0.0, fused=True)
     warmup = max(1, steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
@@ -67,7 +68,7 @@ def warm_start(
             total += float(loss.detach())
         if not np.isfinite(total):
             raise TrainerError(f"warm start: the loss of step {step} is {total}; lower warm_start.learning_rate")
-        torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(trained, max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         schedule.step()

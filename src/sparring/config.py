@@ -15,6 +15,7 @@ __all__ = [
     "EnvConfig",
     "EnvPart",
     "EvalConfig",
+    "LoraConfig",
     "ModelConfig",
     "ObjectiveConfig",
     "RolloutConfig",
@@ -124,6 +125,17 @@ class ObjectiveConfig(_Section):
     kwargs: dict[str, Any] = Field(default_factory=dict, description="parameters of the objective")
 
 
+class LoraConfig(_Section):
+    rank: int = Field(16, ge=1, description="of the adapter's two matrices beside each layer")
+    alpha: int = Field(32, ge=1, description="the adapter's product is scaled by alpha / rank")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="before the adapter, in the warm start alone: the sampler has none"
+    )
+    target_modules: list[str] | Literal["all-linear"] = Field(
+        "all-linear", description="names of linear layers, such as [q_proj, v_proj]; 'all-linear': all but the head"
+    )
+
+
 class TrainerConfig(_Section):
     steps: int = Field(20, ge=1, description="optimizer steps")
     learning_rate: float = Field(1e-6, gt=0)
@@ -131,6 +143,9 @@ class TrainerConfig(_Section):
     adam_betas: tuple[float, float] = (0.9, 0.99)
     warmup_steps: int = Field(0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
+    lora: LoraConfig | None = Field(
+        None, description="train an adapter alone, the model frozen: `lora: {}`; wants a learning rate about ten times"
+    )
     token_budget: int = Field(4096, ge=1, description="tokens a packed micro-batch holds at most")
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="compute type; master weights are float32")
     threads: int = Field(1, ge=1, description="torch threads of the trainer")

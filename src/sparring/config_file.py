@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -151,8 +152,8 @@ def _check_keys(document: Mapping[str, Any], model: type[BaseModel], prefix: str
         field = model.model_fields.get(key)
         if field is None:
             raise ConfigError(_unknown_key(f"{prefix}{key}", origins))
-        inner = field.annotation
-        if isinstance(value, Mapping) and isinstance(inner, type) and issubclass(inner, BaseModel):
+        inner = _section(field.annotation)
+        if isinstance(value, Mapping) and inner is not None:
             _check_keys(value, inner, f"{prefix}{key}.", origins)
 
 
@@ -181,9 +182,17 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
 
 def _schema_keys(model: type[BaseModel], prefix: str) -> Iterator[str]:
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _schema_keys(field.annotation, f"{prefix}{name}.")
+        if (inner := _section(field.annotation)) is not None:
+            yield from _schema_keys(inner, f"{prefix}{name}.")
         yield f"{prefix}{name}"
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field of this type is, or may be; None where it is a plain value."""
+    for kind in get_args(annotation) if isinstance(annotation, UnionType) else (annotation,):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
 
 
 def _leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -47,6 +47,8 @@ def find_subject(model: str, env_id: str, overrides: Sequence[str], *, remote: b
         _require(env_id, model)
         document = _document(model, env_id, max_length=1 << 20, max_new_tokens=4096)
         return Subject(model, make_config(document, overrides, name="eval").config, None)
+    from sparring.backend.models import resolve_model
+
     path = Path(model).expanduser()
     for root in (path, path.parent):
         run = RunDirectory(root)
@@ -54,9 +56,7 @@ def find_subject(model: str, env_id: str, overrides: Sequence[str], *, remote: b
             folder = run.newest_model if root == path else path
             if folder is None:
                 raise ConfigError(f"the run in {root} has no model yet: wait for its first checkpoint")
-            return Subject(str(folder), load_config(run.config, overrides).config, folder)
-    from sparring.backend.models import resolve_model
-
+            return Subject(str(folder), load_config(run.config, overrides).config, resolve_model(str(folder)))
     folder = resolve_model(model)
     _require(env_id, model)
     max_length = _context_length(folder)

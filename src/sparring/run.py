@@ -62,6 +62,7 @@ class _Run:
         from sparring.backend.buffer import TrajectoryBuffer
         from sparring.backend.gateway import ChatFormat, Recorder
         from sparring.backend.gateway.http import GatewayServer
+        from sparring.backend.lora import check_lora
         from sparring.backend.models import resolve_model
         from sparring.backend.objectives import load_objective
         from sparring.backend.rollout import RolloutWorker
@@ -79,9 +80,16 @@ class _Run:
         self.chat = ChatFormat.load(
             model, tool_template=config.model.tool_template, tool_format=config.model.tool_format
         )
+        lora = config.trainer.lora
+        if lora is not None:
+            check_lora(model, lora)
         directory.claim(loaded)
-        self.model = self._warm_started(model) if config.warm_start.steps else model
-        self.engine = make_engine(config, self.model, directory.root)
+        self.model, self.adapter = model, None
+        if config.warm_start.steps and lora is None:
+            self.model = self._warm_started(model)
+        elif config.warm_start.steps:
+            self.adapter = self._warm_started(model)
+        self.engine = make_engine(config, self.model, directory.root, lora=lora)
         self.buffer = TrajectoryBuffer.open(directory.buffer)
         stack.callback(self.buffer.close)
         recorder = Recorder(self.engine, self.chat, sampling_params(config), max_length=config.model.max_length)
@@ -109,6 +117,7 @@ class _Run:
             source=self.worker,
             publisher=WeightPublisher(self.worker, self.engine),
             run_dir=self.directory.root,
+            adapter=self.adapter,
             evaluate=HeldOut(self.config, self.sources, self.worker, self.directory, self.display),
             on_step=self.display.step,
             probe_sequences=self._probe_sequences,
@@ -116,7 +125,7 @@ class _Run:
         )
         trainer.train(resume=resume)
         self.display.status("writing the trained model")
-        trainer.write_model(self.directory.model, chat_template=self.chat.template)
+        trainer.write_model(self.directory.model, self.chat.template, adapter=self.directory.adapter)
         title = f"{self.config.model.path} on {self.config.env.title}"
         write_report(
             self.directory, title, staleness=self.config.rollout.staleness, wall_s=time.monotonic() - began
@@ -149,31 +158,37 @@ class _Run:
         return sequences
 
     def _warm_started(self, model: Path) -> Path:
-        """The model after supervised steps; made once, kept in the run folder."""
+        """The model, or its adapter, after supervised steps; made once, kept in the run folder."""
         import torch
 
+        from sparring.backend.folders import written_aside
+        from sparring.backend.trainer.adapter import adapter_dropout, save_adapter
         from sparring.backend.trainer.checkpoint import save_model
         from sparring.backend.trainer.policy import load_policy
         from sparring.backend.trainer.warm_start import warm_start
 
-        folder, knobs = self.directory.warm_start, self.config.warm_start
-        if (folder / "config.json").is_file():
+        folder, knobs, lora = self.directory.warm_start, self.config.warm_start, self.config.trainer.lora
+        if folder.is_dir():
             return folder
         sequences = asyncio.run(self._supervised_sequences())
         origin = knobs.data or "demonstrations"
         self.console.print(f"warm start: {knobs.steps} supervised steps on {len(sequences)} sequences of {origin}")
-        policy, tokenizer = load_policy(model, getattr(torch, self.config.trainer.dtype))
-        losses = warm_start(
-            policy,
-            sequences,
-            steps=knobs.steps,
-            lr=knobs.learning_rate,
-            batch_size=knobs.batch_size,
-            token_budget=self.config.trainer.token_budget,
-            seed=self.config.seed,
-        )
+        torch.manual_seed(self.config.seed)
+        policy, tokenizer = load_policy(model, getattr(torch, self.config.trainer.dtype), lora)
+        with adapter_dropout(policy, lora.dropout if lora is not None else 0.0):
+            losses = warm_start(
+                policy,
+                sequences,
+                steps=knobs.steps,
+                lr=knobs.learning_rate,
+                batch_size=knobs.batch_size,
+                token_budget=self.config.trainer.token_budget,
+                seed=self.config.seed,
+            )
         self.console.print(f"warm start: loss {losses[0]:.3f} -> {losses[-1]:.3f} nats a token")
-        half_made = folder.with_suffix(".partial")
-        save_model(half_made, policy, tokenizer)
-        half_made.rename(folder)
+        with written_aside(folder) as partial:
+            if lora is None:
+                save_model(partial, policy, tokenizer)
+            else:
+                save_adapter(partial, policy, lora)
         return folder

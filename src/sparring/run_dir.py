@@ -39,7 +39,7 @@ class RunDirectory:
 
     @property
     def warm_start(self) -> Path:
-        """The model after its supervised warm start, where there was one."""
+        """The model, or the adapter, after its supervised warm start, where there was one."""
         return self.root / "warm_start"
 
     @property
@@ -48,11 +48,17 @@ class RunDirectory:
         return self.root / "model"
 
     @property
+    def adapter(self) -> Path:
+        """What was trained of it, where that is an adapter alone: a folder in PEFT's format."""
+        return self.root / "adapter"
+
+    @property
     def newest_model(self) -> Path | None:
-        """The trained model, or that of the last checkpoint while there is none; a Hugging Face folder."""
+        """The trained model, or the last checkpoint while there is none: a Hugging Face folder, or an adapter's."""
         found = [f for f in self.root.glob("checkpoint-*") if f.name.partition("-")[2].isdigit()]
         checkpoints = sorted(found, key=lambda f: int(f.name.partition("-")[2]))
-        return next((f for f in (self.model, *checkpoints[::-1]) if (f / "config.json").is_file()), None)
+        whole = [f for f in (self.model, *checkpoints[::-1]) if f.is_dir()]  # they are written aside
+        return next(iter(whole), None)
 
     @property
     def curve(self) -> Path:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.agents.native import NativePolicy
 from sparring.agents.policy import Policy
-from sparring.config import RunConfig
+from sparring.config import LoraConfig, RunConfig
 from sparring.errors import ConfigError
 from sparring.plugins import load_attribute
 
@@ -28,8 +28,13 @@ def make_policy(config: RunConfig) -> Policy:
     return load_attribute(config.agent.policy, "agent.policy")(**config.agent.kwargs)
 
 
-def make_engine(config: RunConfig, model: Path, logs: Path) -> Engine:
-    """The engine of the model in the folder `model`, not started. `logs`: a folder for those of its servers."""
+def make_engine(config: RunConfig, model: Path, logs: Path, *, lora: LoraConfig | None = None) -> Engine:
+    """The engine of the model in the folder `model`, not started.
+
+    Args:
+        logs: a folder for those of its servers.
+        lora: it gets the tensors of such an adapter as its new weights. SGLang gets merged weights, and needs no word.
+    """
     knobs = config.engine
     if knobs.type == "sglang":
         from sparring.backend.engines.sglang.configured import make_sglang
@@ -51,6 +56,7 @@ def make_engine(config: RunConfig, model: Path, logs: Path) -> Engine:
         threads=knobs.threads,
         deterministic=knobs.deterministic,
         seed=config.seed,
+        lora=lora,
     )
 
 
