@@ -45,6 +45,7 @@ from sparring.backend.trainer.passes import prepare_step, proximal_of, score_row
 from sparring.backend.trainer.policy import load_policy, refuse_truncated_sampling
 from sparring.backend.trainer.probe import DriftReport, probe
 from sparring.backend.trainer.protocols import BatchSource, StartEvaluation, WeightPublisher
+from sparring.backend.trainer.rejected import keep_batch
 from sparring.backend.trainer.step import (
     Scored,
     Step,
@@ -55,7 +56,7 @@ from sparring.backend.trainer.step import (
 )
 from sparring.config import RunConfig
 from sparring.errors import TrainerError
-from sparring.types import Group, TokenSequence, encode_trajectory
+from sparring.types import Group, TokenSequence
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that it is experimental: TRL is pinned, and a test holds its signatures
@@ -167,6 +168,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._step_began = self._optimizer_began = 0.0
         self._record: dict[str, Any] = {}
         self._groups: tuple[Group, ...] = ()
+        self._step: Step | None = None
         self._scored: list[dict[int, Scored]] = []
         self._metrics_file: MetricsFile | None = None
         self.drift: DriftReport | None = None
@@ -307,7 +309,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         earlier = self._first_pass(model, mine) if self.objective.needs_proximal else None
         prepared = prepare_step(self.objective, inputs, earlier or {})
         if self._critic is not None:
-            inputs = self._with_critic(model, inputs, mine)
+            inputs = self._step = self._with_critic(model, inputs, mine)
             rows = split_rows(inputs.samples, budget, at_least=world)
             mine = rows[self.accelerator.process_index :: world]
             prepared = {**prepared, "critic/step": float(self.state.global_step)}
@@ -380,10 +382,8 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._record |= {"grad_norm": float(norm), "learning_rate": self._scheduler.get_last_lr()[0]}
         odd = {k: v for k, v in self._record.items() if isinstance(v, float) and not np.isfinite(v)}
         if odd:
-            where = self._keep_batch()
-            raise TrainerError(
-                f"step {self.state.global_step + 1}: not finite: {odd}. No weight has changed; the batch is in {where}"
-            )
+            problem = f"step {self.state.global_step + 1}: not finite: {odd}. No weight has changed"
+            raise TrainerError(f"{problem}; {self._keep_batch(problem)}")
         return norm
 
     def _update_critic(self) -> None:
@@ -402,9 +402,12 @@ class AgentTrainer(AsyncGRPOTrainer):
             return self._penalise(batch.groups, dict(batch.stats))
 
         self._groups, stats = from_main(self.accelerator, next_groups)
-        step = make_step(self._groups, version, self.objective)
-        self._record = {"step": version + 1, "kind": "step", **stats}
-        return step
+        self._record, self._step, self._scored = {"step": version + 1, "kind": "step", **stats}, None, []
+        try:
+            self._step = make_step(self._groups, version, self.objective)
+        except TrainerError as error:
+            raise TrainerError(f"{error}; {self._keep_batch(str(error))}") from error
+        return self._step
 
     def _penalise(
         self, groups: tuple[Group, ...], stats: dict[str, float]
@@ -478,17 +481,14 @@ class AgentTrainer(AsyncGRPOTrainer):
         try:
             self._metrics_file.write(record)
         except TrainerError as error:
-            raise TrainerError(f"{error}; the batch is in {self._keep_batch()}") from error
+            raise TrainerError(f"{error}; {self._keep_batch(str(error))}") from error
         if self._on_step is not None:
             self._on_step(record)
 
-    def _keep_batch(self) -> Path:
-        """Write the batch in hand as encoded trajectories, one file each, for inspection."""
-        folder = self._run_dir / f"rejected-batch-{self.state.global_step + 1}"
-        folder.mkdir(parents=True, exist_ok=True)
-        for i, trajectory in enumerate(t for g in self._groups for t in g.trajectories):
-            (folder / f"{i:04d}.trajectory").write_bytes(encode_trajectory(trajectory))
-        return folder
+    def _keep_batch(self, problem: str) -> str:
+        """Write the batch in hand down for inspection, and say how to look at it."""
+        samples, scored = self._step.samples if self._step else (), ChainMap(*self._scored)
+        return keep_batch(self._run_dir, problem, self._record, self._groups, samples, scored, write=self._main)
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

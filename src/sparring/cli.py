@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sparring.errors import SparringError
+from sparring.errors import ConfigError, SparringError
 
 __all__ = ["main"]
 
@@ -87,9 +87,14 @@ def _parser() -> argparse.ArgumentParser:
     evaluation.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=_OVERRIDES)
     evaluation.set_defaults(command=_eval)
 
-    view = commands.add_parser("view", help="list the episodes of a run, or show one of them token by token")
-    view.add_argument("run", help="run folder, such as runs/quickstart")
+    view = commands.add_parser(
+        "view",
+        help="list the episodes of a run, or show one of them token by token",
+        usage="sparring view [-h] [--state STATE] [--limit LIMIT] [--tokens] (RUN | --batch FILE) [EPISODE]",
+    )
+    view.add_argument("run", nargs="?", help="run folder, such as runs/quickstart")
     view.add_argument("episode", nargs="?", help="episode id; without it, the list")
+    view.add_argument("--batch", metavar="FILE", help="instead of a run: a batch that a run refused to train")
     view.add_argument("--state", help="only episodes in this state, such as consumed, failed, evaluation")
     view.add_argument("--limit", type=int, default=40, help="at most so many episodes (default: %(default)s)")
     view.add_argument("--tokens", action="store_true", help="each token with its log-probability and version")
@@ -183,6 +188,16 @@ def _show_config(arguments: argparse.Namespace) -> int:
 
 
 def _view(arguments: argparse.Namespace) -> int:
+    if arguments.batch is not None:
+        from pathlib import Path
+
+        from sparring.batch_view import view_batch
+
+        if arguments.episode is not None:
+            raise ConfigError("`sparring view --batch FILE [EPISODE]` takes no RUN")
+        return view_batch(Path(arguments.batch), arguments.run, tokens=arguments.tokens)
+    if arguments.run is None:
+        raise ConfigError("`sparring view` needs a run folder, such as runs/quickstart, or --batch FILE")
     from sparring.view import view
 
     return view(arguments.run, arguments.episode, arguments.state, arguments.limit, arguments.tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from sparring.backend.buffer import BufferView
-from sparring.config_file import load_config
-from sparring.errors import ConfigError, SparringError
+from sparring.errors import ConfigError
 from sparring.run_dir import RunDirectory
-from sparring.types import TokenSequence, Trajectory
+from sparring.token_tables import make_decoder, show_tokens, show_turns
+from sparring.types import Trajectory
 
 __all__ = ["view"]
 
@@ -41,7 +40,7 @@ def view(run: str, episode: str | None, state: str | None, limit: int, tokens: b
             _list(console, buffer, state, limit)
         else:
             trained = buffer.trained_logprobs(episode)
-            _show(console, buffer.trajectory(episode), trained, _decoder(directory), tokens)
+            _show(console, buffer.trajectory(episode), trained, make_decoder(directory.config), tokens)
     return 0
 
 
@@ -82,72 +81,9 @@ def _show(
         console.print(Text(f"{message['role']:>9}: {text}", style=_ROLE_STYLES.get(message["role"], "")))
     for index, sequence in enumerate(trajectory.sequences):
         after = trained[index] if trained is not None else None
-        _show_turns(console, index, sequence, after)
+        show_turns(console, index, sequence, after)
         if tokens:
-            _show_tokens(console, sequence, after, decode)
-
-
-def _show_turns(console: Console, index: int, sequence: TokenSequence, after: NDArray[np.float32] | None) -> None:
-    table = Table("turn", "agent", "tokens", "trained", "finish", "versions", "mean log p", "mean ratio", box=None)
-    table.title = f"sequence {index}: {len(sequence)} tokens, {int(sequence.action_mask.sum())} of them actions"
-    table.title_justify = "left"
-    for number, turn in enumerate(sequence.turns):
-        span = slice(turn.start, turn.end)
-        mask = sequence.action_mask[span]
-        versions = sorted({int(v) for v in sequence.policy_versions[span][mask]})
-        logprobs = sequence.behaviour_logprobs[span][mask]
-        ratios = [_ratio(sequence, after, i) for i in range(turn.start, turn.end) if sequence.action_mask[i]]
-        known = [r for r in ratios if r is not None]
-        table.add_row(
-            str(number),
-            turn.agent_id,
-            f"{turn.start}..{turn.end}",
-            str(int(mask.sum())),
-            turn.finish_reason,
-            ",".join(map(str, versions)) or "-",
-            f"{logprobs.mean():.3f}" if len(logprobs) else "-",
-            f"{sum(known) / len(known):.3f}" if known else "-",
-        )
-    console.print(table)
-
-
-def _show_tokens(
-    console: Console, sequence: TokenSequence, after: NDArray[np.float32] | None, decode: Callable[[int], str]
-) -> None:
-    table = Table("#", "token", "id", "mask", "log p", "ratio", "version", box=None)
-    for i, (token, mask) in enumerate(zip(sequence.token_ids.tolist(), sequence.action_mask.tolist(), strict=True)):
-        ratio = _ratio(sequence, after, i) if mask else None
-        sampled = (f"{sequence.behaviour_logprobs[i]:.3f}", str(sequence.policy_versions[i])) if mask else ("", "")
-        table.add_row(
-            str(i),
-            Text(repr(decode(token))),
-            str(token),
-            "1" if mask else "0",
-            sampled[0],
-            "" if ratio is None else f"{ratio:.3f}",
-            sampled[1],
-        )
-    console.print(table)
-
-
-def _ratio(sequence: TokenSequence, after: NDArray[np.float32] | None, index: int) -> float | None:
-    """ρ of one token: the trained policy's probability, when the token was trained, over the behaviour policy's."""
-    if after is None:
-        return None
-    return math.exp(float(after[index]) - float(sequence.behaviour_logprobs[index]))
-
-
-def _decoder(directory: RunDirectory) -> Callable[[int], str]:
-    from tokenizers import Tokenizer
-
-    from sparring.backend.models import resolve_model
-
-    try:
-        folder = resolve_model(load_config(directory.config).config.model.path)
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except (SparringError, OSError):  # the model has gone: the ids must do
-        return lambda token: f"<{token}>"
-    return lambda token: tokenizer.decode([token], skip_special_tokens=False)
+            show_tokens(console, sequence, after, decode)
 
 
 def _or_dash(value: object) -> str:

@@ -12,10 +12,10 @@ import torch
 from sparring.backend.objectives import LossOutputs, Objective
 from sparring.backend.objectives.advantages import rloo
 from sparring.backend.trainer.checkpoint import latest_checkpoint
+from sparring.backend.trainer.rejected import load_batch
 from sparring.backend.trainer.trainer import AgentTrainer
 from sparring.config import SamplingConfig
 from sparring.errors import ConfigError, TrainerError
-from sparring.types import decode_trajectory
 
 
 @pytest.fixture
@@ -163,12 +163,11 @@ def test_a_number_that_is_not_finite_stops_the_run_before_any_weight_changes(mak
 
     trainer = make_trainer(objective=Objective("broken", rloo, loss))
     before = weights(trainer)
-    with pytest.raises(TrainerError, match=r"step 1: not finite.*loss.*rejected-batch-1"):
+    with pytest.raises(TrainerError, match=r"step 1: not finite.*loss.*sparring view --batch .*rejected-batch-1"):
         trainer.train()
     torch.testing.assert_close(weights(trainer), before, rtol=0, atol=0)
-    kept = sorted((trainer._run_dir / "rejected-batch-1").iterdir())
-    assert decode_trajectory(kept[0].read_bytes()).episode_id == "v0-g0-e0"
-    assert len(kept) == 8
+    batch = load_batch(trainer._run_dir / "rejected-batch-1.safetensors")
+    assert len(batch.sequences) == 8
     assert trainer._source.events[-1] == "stop"
 
 
@@ -188,3 +187,5 @@ def test_a_reward_that_is_not_finite_names_the_episode(make_trainer, kit):
     trainer = make_trainer(source=kit.ListSource(groups))
     with pytest.raises(TrainerError, match=r"episode v0-g0-e0 .*reward nan"):
         trainer.train()
+    (path,) = trainer._run_dir.glob("rejected-batch-*")
+    assert np.isnan(load_batch(path).sequences[0].reward)
