@@ -35,9 +35,9 @@ from sparring.backend.trainer.checkpoint import (
 )
 from sparring.backend.trainer.compiled import compile_layers
 from sparring.backend.trainer.critic import Critic
+from sparring.backend.trainer.evaluations import HeldOutEvaluations
 from sparring.backend.trainer.interrupt import InterruptGuard
 from sparring.backend.trainer.loop import LifeCycle, Steps, from_main
-from sparring.backend.trainer.evaluations import HeldOutEvaluations
 from sparring.backend.trainer.metrics import MetricsFile, StepMeter
 from sparring.backend.trainer.optimizer import make_optimizer, plain_optimizer
 from sparring.backend.trainer.packing import PackedRow, Sample, pack, split_rows
