@@ -12,9 +12,8 @@ from camel.types import OpenAIBackendRole, RoleType
 from camel.utils import BaseTokenCounter
 from openai.types.chat import ChatCompletion
 
-from sparring.agents.remote import AGENT_HEADER
 from sparring.envs import ChatEnv
-from sparring.types import Message, ToolCall
+from sparring.types import AGENT_HEADER, Message, ToolCall
 
 __all__ = ["EpisodeOver", "GatewayModel", "Table", "TokenEstimate", "remember"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,13 +17,14 @@ from agents.tool_context import ToolContext
 
 from sparring.agents.openai_items import input_items, said_message
 from sparring.agents.policy import Outcome
-from sparring.agents.remote import AGENT_HEADER, budget_error, opening, served_at
+from sparring.agents.remote import budget_error, opening, served_at
 from sparring.envs import ChatEnv
-from sparring.types import ChatClient, StopReason
+from sparring.types import AGENT_HEADER, ChatClient, StopReason
 
 __all__ = ["OpenAIAgentsPolicy"]
 
 AgentFactory = Callable[[Sequence[FunctionTool]], Agent[Any]]
+_REQUEST_FAILED = "Error getting response"
 
 
 class OpenAIAgentsPolicy:
@@ -96,6 +99,15 @@ class OpenAIAgentsPolicy:
 
 class _EpisodeOver(Exception):
     """Stops an agent whose episode has ended."""
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether what the SDK logs is more than that a request met a budget, which is how an episode may end."""
+    error = sys.exc_info()[1]  # logged where it is handled
+    return error is None or budget_error(error) is None or not record.getMessage().startswith(_REQUEST_FAILED)
+
+
+logging.getLogger("openai.agents").addFilter(_is_news)
 
 
 class _Hooks(RunHooks[Any]):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from sparring.errors import BudgetExhausted, ConfigError
 from sparring.types import ChatClient, Message
 
-__all__ = ["AGENT_HEADER", "budget_error", "opening", "served_at"]
+__all__ = ["budget_error", "opening", "served_at"]
 
-AGENT_HEADER = "x-sparring-agent"  # names the agent that speaks, where an episode has several
 _BUDGETS = ("max_turns", "max_tokens")
 
 

@@ -113,17 +113,26 @@ async def _saturated(port: int, server: str, seconds: float = _ROUND_S, limit: i
 async def _soak(gateway: Served, requests: int) -> list[Row]:
     """Memory over many requests, and what is left of them."""
     await _saturated(gateway.port, "gateway", limit=requests // 10)
-    before, descriptors = gateway.resident_mib, gateway.descriptors
+    before, descriptors, tasks = gateway.resident_mib, gateway.descriptors, await _tasks(gateway)
     await _saturated(gateway.port, "gateway", limit=requests - requests // 10)
     async with Connection(gateway.port) as connection:
         _, raw = await connection.request("GET", "/health")
         left = json.loads(raw)
+        now = await _tasks(gateway)
         return [
             Row(f"memory after {requests:,} requests, of a tenth's", gateway.resident_mib / before, "x", _GROWTH, True),
             Row("resident memory", gateway.resident_mib, "MiB"),
             Row("sessions open and requests running at the end", left["sessions"] + left["running"], "", 0, True),
             Row("descriptors more than before", max(0, gateway.descriptors - 1 - descriptors), "", 0, True),
+            Row("tasks more than before", max(0, now - tasks), "", 0, True),
         ]
+
+
+async def _tasks(gateway: Served) -> int:
+    """Tasks of the server's event loop."""
+    async with Connection(gateway.port) as connection:
+        _, page = await connection.request("GET", "/metrics")
+    return int(float(page.decode().partition("\nsparring_tasks ")[2].split()[0]))
 
 
 def _free_port() -> int:

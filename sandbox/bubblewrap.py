@@ -39,12 +39,15 @@ _JOIN = 'for g in $1; do echo 0 > "$g/cgroup.procs" || exit 125; done; shift; ex
 
 
 class _BubblewrapProcess(HostProcess):
-    """A command under bwrap, which says on `status` whether an exit code is the command's or a failure of its own."""
+    """A command under bwrap, which says on `status` whether an exit code is the command's or a failure of its own.
 
-    status: int = -1
+    Args:
+        status: a descriptor to read from, which is closed with the command.
+    """
 
-    def __init__(self, on_output: OnOutput) -> None:
+    def __init__(self, on_output: OnOutput, status: int) -> None:
         super().__init__(self._tap(on_output))
+        self._status: int | None = status
         self._first_error = b""
 
     def _tap(self, on_output: OnOutput) -> OnOutput:
@@ -55,9 +58,20 @@ class _BubblewrapProcess(HostProcess):
 
         return tapped
 
+    def last_words(self) -> bytes:
+        """What bwrap said on `status`, which is closed then; nothing the next time."""
+        status, self._status = self._status, None
+        if status is None:
+            return b""
+        try:
+            return os.read(status, 4096)
+        except BlockingIOError:  # killed before it spoke, and not yet gone
+            return b""
+        finally:
+            os.close(status)
+
     def _conclude(self, exit_code: int) -> None:
-        said = os.read(self.status, 4096)
-        os.close(self.status)
+        said = self.last_words()
         # A signal ends the whole chain of programs without a word, and is the command's fate; a plain exit of
         # anything but the command is a failure to run it.
         if b'"exit-code"' in said or exit_code > 128:
@@ -93,10 +107,8 @@ class BubblewrapSandbox(Sandbox):
         self._seccomp = seccomp_program()
 
     async def _start(self, timeout_s: float) -> None:
-        files_mib = self.spec.disk_mib + max(16, self.spec.disk_mib // 4)
-        memory_bytes = (self.spec.memory_mib + files_mib) * MIB
         self._group = ControlGroup.create(
-            self.id, memory_bytes=memory_bytes, pids=self.spec.pids, cpus=self.spec.cpus
+            self.id, memory_bytes=self.spec.total_memory_mib * MIB, pids=self.spec.pids, cpus=self.spec.cpus
         )
         is_root = os.geteuid() == 0
         files, folders = _host_etc() if self._lower == "/usr" else ((), ())
@@ -104,7 +116,7 @@ class BubblewrapSandbox(Sandbox):
             OverlayPlan(
                 mount_point=_mount_point(self._lower),
                 lower=self._lower,
-                size_mib=files_mib,
+                size_mib=self.spec.disk_mib + self.spec.tmp_mib,  # one overlay holds both
                 owner=_NOBODY if is_root else 0,
                 workdir=self.workdir,
                 etc_files=files,
@@ -175,13 +187,13 @@ class BubblewrapSandbox(Sandbox):
             *("--json-status-fd", str(said), *(("--seccomp", str(pass_fds[1])) if self._seccomp is not None else ())),
             *("--chdir", self.workdir, "--", *in_folder(cwd, argv)),
         ]
+        process = _BubblewrapProcess(on_output, status)
         try:
-            process = await _BubblewrapProcess.spawn(
-                command, on_output, env=_HOST_ENV, stdin=stdin, pass_fds=[*pass_fds, *inherited]
-            )
-            process.status = status
-        except OSError as error:
-            os.close(status)
+            await process.start(command, env=_HOST_ENV, stdin=stdin, pass_fds=[*pass_fds, *inherited])
+        except BaseException as error:
+            process.last_words()
+            if not isinstance(error, OSError):
+                raise
             raise SandboxError(f"{self} could not start a command: {error}") from error
         finally:
             for descriptor in pass_fds:

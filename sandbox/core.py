@@ -48,8 +48,8 @@ class SandboxSpec:
         memory_mib: memory of all processes together. The files below `disk_mib` come on top of it.
         cpus: processors, as a share of time.
         pids: processes and threads together.
-        disk_mib: size of the work folder and of /tmp, each held in memory (a tmpfs), so that a full disk is the
-            sandbox's own; everything else is read-only.
+        disk_mib: size of the work folder, held in memory (a tmpfs), so that a full disk is the sandbox's own; /tmp is
+            `tmp_mib` beside it, and everything else is read-only.
         env: environment variables of every command.
         network: "host:port" pairs that may be reached, through a proxy; empty: no network at all.
         lifetime_s: past this age whoever finds the sandbox may remove it.
@@ -84,6 +84,16 @@ class SandboxSpec:
             if not re.fullmatch(r"[A-Za-z0-9.\-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", authority):
                 raise ConfigError(f"SandboxSpec.network takes 'host:port' entries, not {authority!r}")
         check_env(self.env, ConfigError)
+
+    @property
+    def tmp_mib(self) -> int:
+        """Size of /tmp."""
+        return max(16, self.disk_mib // 4)
+
+    @property
+    def total_memory_mib(self) -> int:
+        """Memory of the processes and of the files, which count as the sandbox's memory."""
+        return self.memory_mib + self.disk_mib + self.tmp_mib
 
     def __hash__(self) -> int:
         return hash((self.image, self.workdir, self.memory_mib, self.network, tuple(sorted(self.env.items()))))

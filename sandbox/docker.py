@@ -36,16 +36,14 @@ _ENV = {"HOME": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat"}
 
 def container_options(spec: SandboxSpec) -> dict[str, Any]:
     """Arguments of the SDK's `create_host_config` that harden a container for `spec`."""
-    tmp_mib = max(16, spec.disk_mib // 4)
-    # Files in a tmpfs count as the container's memory; they come on top of what its processes get.
-    memory = (spec.memory_mib + spec.disk_mib + tmp_mib) * MIB
+    memory = spec.total_memory_mib * MIB
     return {
         "init": True,
         "network_mode": "none",
         "read_only": True,
         "tmpfs": {
             spec.workdir: f"rw,exec,nosuid,nodev,size={spec.disk_mib}m,uid=1000,gid=1000,mode=755",
-            "/tmp": f"rw,exec,nosuid,nodev,size={tmp_mib}m,mode=1777",
+            "/tmp": f"rw,exec,nosuid,nodev,size={spec.tmp_mib}m,mode=1777",
         },
         "cap_drop": ["ALL"],
         "cap_add": ["KILL"],

@@ -74,9 +74,9 @@ class LocalSandbox(Sandbox):
             raise SandboxError("a local sandbox runs commands as you; it has no other users")
         path = os.environ.get("PATH", os.defpath)
         base = {"PATH": path, "HOME": self.scratch, "LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat"}
-        process = await HostProcess.spawn(
+        process = HostProcess(on_output)
+        await process.start(
             in_folder(cwd or ".", argv),  # by a shell: a missing program is a command that fails
-            on_output,
             env=base | dict(self.spec.env) | dict(env or {}),
             cwd=self.workdir,
             stdin=stdin,

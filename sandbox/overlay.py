@@ -139,14 +139,16 @@ class Overlay:
         ready = asyncio.get_running_loop().create_future()
 
         def on_output(_: int, data: bytes) -> None:
-            output.extend(data[:4096])
+            output.extend(data[: 4096 - len(output)])
             if b"ready\n" in output and not ready.done():
                 ready.set_result(0)
 
         unshare = ["unshare", "--user", "--map-root-user", "--mount", "--propagation", "private", "--"]
         argv = [*unshare, sys.executable, "-IS", __file__, json.dumps(asdict(self.plan))]
-        self.holder = await HostProcess.spawn(argv, on_output, env={"PATH": os.defpath}, stdin=True)
-        waiting = [ready, self.holder.finished]
+        holder = HostProcess(on_output)
+        await holder.start(argv, env={"PATH": os.defpath}, stdin=True)
+        self.holder = holder
+        waiting = [ready, holder.finished]
         await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             raise OSError(output.decode(errors="replace").strip()[-300:] or f"no answer within {timeout_s:g} s")

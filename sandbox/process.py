@@ -8,6 +8,7 @@ import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Self, TypeAlias, cast
 
 __all__ = ["HostProcess", "OnOutput", "Process"]
@@ -63,26 +64,24 @@ class HostProcess(Process, asyncio.SubprocessProtocol):
         self._linger: asyncio.TimerHandle | None = None
         self.finished = asyncio.get_running_loop().create_future()
 
-    @classmethod
-    async def spawn(
-        cls,
+    async def start(
+        self,
         argv: Sequence[str],
-        on_output: OnOutput,
         *,
         env: Mapping[str, str],
-        cwd: str | None = None,
+        cwd: str | Path | None = None,
         stdin: bool = False,
         pass_fds: Sequence[int] = (),
-    ) -> Self:
-        """Start `argv`, with a pipe as standard input if `stdin`, else the null device.
+    ) -> None:
+        """Start `argv`, once, with a pipe as standard input if `stdin`, else the null device.
 
         Raises:
             OSError: the program cannot be started.
         """
         loop = asyncio.get_running_loop()
         pipe = asyncio.subprocess.PIPE
-        _, process = await loop.subprocess_exec(
-            lambda: cls(on_output),
+        await loop.subprocess_exec(
+            lambda: self,
             *argv,
             stdin=pipe if stdin else asyncio.subprocess.DEVNULL,
             stdout=pipe,
@@ -92,7 +91,6 @@ class HostProcess(Process, asyncio.SubprocessProtocol):
             start_new_session=True,
             pass_fds=tuple(pass_fds),
         )
-        return process
 
     @property
     def pid(self) -> int:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -20,9 +20,11 @@ from sparring.types import Message, ToolCall
 
 __all__ = ["ChatFormat"]
 
-# Two of Unicode's noncharacters, which no text interchanges.
-_SPLIT = "\ufdd0"  # cuts a special token that stands in a message's text
-_MARK = "\ufdd1"  # stands for an assistant message's content, to find what the template puts behind it
+# Of Unicode's noncharacters, which no text should interchange; text that does all the same cannot imitate them.
+_SPLIT = "\ufdd0"  # cuts a special token, or a mark, that stands in a message's text
+_MARK = "\ufdd1\ufdd2"  # stands for an assistant message's content, to find what the template puts behind it
+
+History: TypeAlias = Literal["sampled", "template"]
 
 _PROBE_TOOL = {
     "type": "function",
@@ -44,6 +46,8 @@ class ChatFormat:
         end_ids: tokens that end a turn: the template's own end of turn, and the model's end-of-sequence tokens.
         template: source of the chat template, to be written with a trained model.
         renders_tools: the template shows tool schemas to the model.
+        history: what a prompt shows of the model's earlier turns: "sampled", their own tokens, or "template", what the
+            template makes of them, which may leave out earlier reasoning.
         parser: the tool-call format.
     """
 
@@ -54,14 +58,15 @@ class ChatFormat:
         parser: ToolFormat,
         *,
         eos: Iterable[int] = (),
+        history: History = "sampled",
     ) -> None:
-        self._tokenizer, self._template, self.parser = tokenizer, template, parser
+        self._tokenizer, self._template, self.parser, self.history = tokenizer, template, parser, history
         self.template = template.source
         added = {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
         control = [text for text, special in added.items() if special or re.fullmatch(r"<[|｜].*[|｜]>", text)]
-        self._unsafe = re.compile("|".join(map(re.escape, (_SPLIT, *sorted(control, key=len, reverse=True)))))
+        self._unsafe = re.compile("|".join(map(re.escape, (_SPLIT, _MARK, *sorted(control, key=len, reverse=True)))))
         opening = [Message("user", "x")]
-        closed = self._render([*opening, Message("assistant", _MARK)], (), generation_prompt=False)
+        closed = self._template.render([*opening, Message("assistant", _MARK)], (), generation_prompt=False)
         self._closing = closed.rpartition(_MARK)[2]  # '<|im_end|>\n' in ChatML
         prompted = self._render(opening, (), generation_prompt=True)
         self._prefill = THINK if prompted.rstrip().endswith(THINK) else ""
@@ -72,7 +77,14 @@ class ChatFormat:
         self.renders_tools = _PROBE_TOOL["function"]["name"] in self._try_render(opening, [_PROBE_TOOL])  # type: ignore[index]
 
     @classmethod
-    def load(cls, model_path: str | Path, *, tool_template: str | None, tool_format: str = "hermes") -> ChatFormat:
+    def load(
+        cls,
+        model_path: str | Path,
+        *,
+        tool_template: str | None,
+        tool_format: str = "hermes",
+        history: History = "sampled",
+    ) -> ChatFormat:
         """Read tokenizer and template of a Hugging Face folder.
 
         Args:
@@ -100,7 +112,7 @@ class ChatFormat:
         special = {name: _text(value) for name, value in config.items() if name.endswith("_token") and value}
         eos = _as_list(_read_json(folder / "generation_config.json").get("eos_token_id"))
         eos += _as_list(tokenizer.token_to_id(special.get("eos_token", "")))
-        chat = cls(tokenizer, ChatTemplate(source, special), get_format(tool_format), eos=eos)
+        chat = cls(tokenizer, ChatTemplate(source, special), get_format(tool_format), eos=eos, history=history)
         if not chat.renders_tools and not tool_template:
             raise ConfigError(
                 f"model.tool_template: the chat template of {folder} ignores tools; "
@@ -139,25 +151,46 @@ class ChatFormat:
             None where the template renders the past differently once there are new messages, and does so behind the
             assistant message, so that no suffix exists.
         """
-        past, said = history[:-1], replace(history[-1], reasoning=None)
+        tools = self._safe_tools(tools)
+        *past, said = [self._safe_message(message) for message in history]
+        said, new = replace(said, reasoning=None), [self._safe_message(message) for message in new]
         # Templates that drop earlier reasoning change what they render for the assistant message, so the new text is
         # looked for behind a mark in its content.
         marked = replace(said, content=_MARK)
-        full = self._render([*past, marked, *new], tools, generation_prompt=True)
+        full = self._template.render([*past, marked, *new], tools, generation_prompt=True)
         if _MARK in full:
             behind = full.rpartition(_MARK)[2]
             # What stands behind the mark within the message (tool calls, end of turn) rarely depends on what precedes
             # it: a short conversation tells it, and the whole one is the fallback.
             for before in ([Message("user", "x")], past):
-                alone = self._render([*before, marked], tools, generation_prompt=False).rpartition(_MARK)[2]
+                alone = self._template.render([*before, marked], tools, generation_prompt=False).rpartition(_MARK)[2]
                 if behind.startswith(alone):
                     return self._encode(self._behind_turn(behind[len(alone) :], ended))
         # Where a template leaves out the content of a message with tool calls there is no mark: compare whole texts.
-        alone = self._render([*past, said], tools, generation_prompt=False)
-        full = self._render([*past, said, *new], tools, generation_prompt=True)
+        alone = self._template.render([*past, said], tools, generation_prompt=False)
+        full = self._template.render([*past, said, *new], tools, generation_prompt=True)
         if full.startswith(alone):
             return self._encode(self._behind_turn(full[len(alone) :], ended))
         return None
+
+    def encode_rendered(
+        self, context_ids: Sequence[int], messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int] | None:
+        """Token ids that the template's own rendering of all `messages` has behind a context.
+
+        Texts are compared, not tokens: a model may spell a text in other tokens than the tokenizer.
+
+        Returns:
+            None where the rendering does not begin with the context: it shows the past otherwise than it was.
+        """
+        full = self._render(messages, tools, generation_prompt=True)
+        left = len(shown := self.decode(context_ids, special_tokens=True))
+        pieces = full.split(_SPLIT)
+        if not "".join(pieces).startswith(shown):
+            return None
+        while left > len(pieces[0]):
+            left -= len(pieces.pop(0))
+        return self._encode(_SPLIT.join([pieces[0][left:], *pieces[1:]]))
 
     def _behind_turn(self, new: str, ended: bool) -> str:
         """The text from a turn's sampled tokens on: what is left of its closing, then the new messages."""
@@ -207,9 +240,7 @@ class ChatFormat:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool
     ) -> str:
         safe = [self._safe_message(message) for message in messages]
-        if tools:
-            tools = json.loads(self._safe(json.dumps(list(tools), ensure_ascii=False)))
-        return self._template.render(safe, tools, generation_prompt=generation_prompt)
+        return self._template.render(safe, self._safe_tools(tools), generation_prompt=generation_prompt)
 
     def _try_render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
         try:
@@ -220,13 +251,19 @@ class ChatFormat:
     def _safe(self, text: str) -> str:
         return self._unsafe.sub(lambda found: found[0][:1] + _SPLIT + found[0][1:], text)
 
+    def _safe_tools(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        return json.loads(self._safe(json.dumps(list(tools), ensure_ascii=False))) if tools else tools
+
     def _safe_message(self, message: Message) -> Message:
         return replace(
             message,
             content=message.content and self._safe(message.content),
             reasoning=message.reasoning and self._safe(message.reasoning),
+            name=message.name and self._safe(message.name),
+            tool_call_id=message.tool_call_id and self._safe(message.tool_call_id),
             tool_calls=tuple(
-                ToolCall(call.id, self._safe(call.name), self._safe(call.arguments)) for call in message.tool_calls
+                ToolCall(self._safe(call.id), self._safe(call.name), self._safe(_unescaped(call.arguments)))
+                for call in message.tool_calls
             ),
         )
 
@@ -241,6 +278,14 @@ class ChatFormat:
             text = text.encode("utf-8", "replace").decode()
         pieces = (self._tokenizer.encode(piece, add_special_tokens=False) for piece in text.split(_SPLIT))
         return [id_ for piece in pieces for id_ in piece.ids]
+
+
+def _unescaped(arguments: str) -> str:
+    """JSON with its characters as they are: `\\u003c` would be a `<` again by the time the template shows it."""
+    try:
+        return json.dumps(json.loads(arguments), ensure_ascii=False) if "\\u" in arguments else arguments
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from sparring.backend.engines.base import Engine, SamplingParams
@@ -37,6 +38,8 @@ class Recorder:
     Args:
         sampling: the run's settings; a training session samples with these whatever its client asks for.
         max_length: context length in tokens, prompt and completion together.
+        aliases: further model names that mean the policy; None: every name that is no frozen model's, since agents
+            carry the names of other people's models in their code.
 
     Attributes:
         models: what answers, by policy id: the trained one, and frozen ones beside it.
@@ -44,8 +47,17 @@ class Recorder:
         base_url: where the HTTP face listens, or None where it does not run.
     """
 
-    def __init__(self, engine: Engine, chat: ChatFormat, sampling: SamplingParams, *, max_length: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        chat: ChatFormat,
+        sampling: SamplingParams,
+        *,
+        max_length: int,
+        aliases: Collection[str] | None = None,
+    ) -> None:
         self.engine, self.chat, self.sampling = engine, chat, sampling
+        self.aliases = None if aliases is None else frozenset(aliases)
         self.models = {POLICY: ServedModel(POLICY, engine, chat, sampling, max_length)}
         self.base_url: str | None = None
         self.totals = Totals()
@@ -64,6 +76,28 @@ class Recorder:
         if policy_id in self.models:
             raise ConfigError(f"a model named {policy_id!r} is served already")
         self.models[policy_id] = ServedModel(policy_id, engine, chat, sampling, max_length, trained=False)
+
+    def policy_for(self, name: str) -> str:
+        """The policy id that a client's model name means.
+
+        Raises:
+            GatewayError: 404, it is no served model's name, and none of the aliases.
+        """
+        if name in self.models:
+            return name
+        if self.aliases is None or name in self.aliases:
+            return POLICY
+        raise GatewayError(
+            f"the model {name!r} does not exist; there are {', '.join(self.model_names)}",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Every name that a client may ask for, as far as they are known."""
+        return tuple(dict.fromkeys((*self.models, *sorted(self.aliases or ()))))
 
     def open_session(
         self,

@@ -187,8 +187,8 @@ class Session(ChatClient):
         return self._model(policy_id).chat
 
     def policy_for(self, name: str) -> str:
-        """The policy that a client's model name means: any name that is not another's is the trained one's."""
-        return name if name in self._models else POLICY
+        """As `Recorder.policy_for`."""
+        return self._recorder.policy_for(name)
 
     def _model(self, policy_id: str) -> ServedModel:
         if policy_id not in self._models:
@@ -234,12 +234,17 @@ class Session(ChatClient):
         match = self._tree.match(key, messages)
         parent, covered = match.parent, match.length
         prompt_ids: list[int] | None = None
+        past_ids: list[int] = []
         if parent is not None:
-            history, new = messages[:covered], messages[covered:]
-            prompt_ids = model.chat.encode_suffix(history, new, tools, ended=parent.ended)
+            past_ids = parent.token_ids
+            if model.chat.history == "template":
+                prompt_ids = model.chat.encode_rendered(past_ids, messages, tools)
+            else:
+                history, new = messages[:covered], messages[covered:]
+                prompt_ids = model.chat.encode_suffix(history, new, tools, ended=parent.ended)
         if prompt_ids is None:
-            parent, covered, prompt_ids = None, 0, model.chat.encode_prompt(messages, tools)
-        context_ids = parent.token_ids + prompt_ids if parent else prompt_ids
+            parent, covered, past_ids, prompt_ids = None, 0, [], model.chat.encode_prompt(messages, tools)
+        context_ids = past_ids + prompt_ids
         room = model.max_length - len(context_ids)
         if room < 1:
             problem = f"a prompt of {len(context_ids)} tokens leaves no room in the context of {model.max_length}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 
 from sparring.sandbox.core import Sandbox, SandboxRequestError
 
@@ -34,7 +35,7 @@ class EditorTool:
             )
             if listing.ok:
                 return listing.stdout.rstrip("\n") or "[empty folder]"
-            lines = (await self._read(path)).splitlines()
+            lines = _lines(await self._read(path))
         except SandboxRequestError as error:
             return f"[error: {error}]"
         if not lines:
@@ -53,7 +54,7 @@ class EditorTool:
             path: relative to the work folder; its folders are made.
             content: the whole new content.
         """
-        return await self._write(path, content, f"[wrote {path}: {len(content.splitlines())} lines]")
+        return await self._write(path, content, f"[wrote {path}: {len(_lines(content))} lines]")
 
     async def replace_in_file(self, path: str, old: str, new: str) -> str:
         """Replace a piece of text that occurs exactly once.
@@ -92,13 +93,13 @@ class EditorTool:
             text: the lines.
         """
         try:
-            lines = (await self._read(path)).splitlines(keepends=True)
+            lines = _lines(await self._read(path))
         except SandboxRequestError as error:
             return f"[error: {error}]"
         if not 0 <= after_line <= len(lines):
             return f"[error: after_line must be from 0 to {len(lines)}, the lines of {path}, not {after_line}]"
         end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
-        added = [line + end for line in text.splitlines()]
+        added = [_bare(line) + end for line in _lines(text)]
         if added and after_line == len(lines) and lines and not lines[-1].endswith("\n"):
             lines[-1] += end
         edited = "".join([*lines[:after_line], *added, *lines[after_line:]])
@@ -125,13 +126,22 @@ class EditorTool:
         return int(stat.stdout, 8) & 0o777 if stat.ok else 0o644
 
 
+def _lines(text: str) -> list[str]:
+    """The lines with their ends. A newline ends one and nothing else does: a form feed is text, as it is to `sed`."""
+    return re.findall(r"[^\n]*\n|[^\n]+\Z", text)
+
+
+def _bare(line: str) -> str:
+    return line.rstrip("\r\n")
+
+
 def _numbered(lines: list[str], first: int, last: int) -> str:
-    return "\n".join(f"{number:6}\t{lines[number - 1]}" for number in range(first, last + 1))
+    return "\n".join(f"{number:6}\t{_bare(lines[number - 1])}" for number in range(first, last + 1))
 
 
 def _around(text: str, first: int, count: int) -> str:
     """The edited lines and some around them."""
-    lines = text.splitlines()
+    lines = _lines(text)
     start, end = max(1, first - _CONTEXT_LINES), min(len(lines), first + count - 1 + _CONTEXT_LINES)
     return f"[edited]\n{_numbered(lines, start, end)}" if lines else "[edited: the file is empty now]"
 
@@ -146,8 +156,8 @@ def _occurrences(text: str, part: str) -> list[int]:
 
 def _nearest(text: str, old: str) -> str:
     """The line of the file that is most like the first line of `old`: mostly it differs in white space."""
-    lines = text.splitlines()
-    wanted = next((line for line in old.splitlines() if line.strip()), "")
+    lines = [_bare(line) for line in _lines(text)]
+    wanted = next((_bare(line) for line in _lines(old) if line.strip()), "")
     for number, line in enumerate(lines, 1):
         if wanted.strip() and line.strip() == wanted.strip() and line != wanted:
             return f"Line {number} differs in white space only: {line!r}"

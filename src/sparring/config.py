@@ -37,6 +37,11 @@ class ModelConfig(_Section):
     )
     tool_format: str = Field("hermes", description="how tool calls are parsed out of the text")
     max_length: int = Field(2048, ge=16, description="context length in tokens, prompt and completion together")
+    history: Literal["sampled", "template"] = Field(
+        "sampled",
+        description="what the model sees of its earlier turns: what it sampled, reasoning included, or what the chat "
+        "template shows of them; a template that drops earlier reasoning makes a sequence of each turn",
+    )
 
 
 class EnvPart(_Section):
@@ -81,6 +86,11 @@ class EnvConfig(_Section):
 class AgentConfig(_Section):
     policy: str = Field("native", description="'native', or 'file.py:factory' / 'module:factory' that makes a policy")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments of that factory")
+    model_names: list[str] | None = Field(
+        None,
+        description="names by which an agent over HTTP may ask for the policy, besides 'policy': any other is refused "
+        "as a model that does not exist; null: any name, since agents carry other models' names in their code",
+    )
 
 
 class EngineConfig(_Section):

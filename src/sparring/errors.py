@@ -11,6 +11,7 @@ __all__ = [
     "SparringError",
     "TaskError",
     "TrainerError",
+    "first_error",
 ]
 
 
@@ -60,14 +61,18 @@ class GatewayError(SparringError):
     Attributes:
         status: the HTTP status under which the HTTP face reports it.
         param: the request field at fault, or None.
+        code: what went wrong, in OpenAI's word for it, or None where that has none.
     """
 
     kind = "gateway"
 
-    def __init__(self, message: str, *, status: int = 400, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
+        self.code = code
 
 
 class BufferStateError(SparringError):
@@ -90,5 +95,12 @@ class BudgetExhausted(GatewayError):
     """
 
     def __init__(self, message: str, *, stop_reason: str) -> None:
-        super().__init__(message, status=400, param="messages")
+        super().__init__(message, status=400, param="messages", code=stop_reason)
         self.stop_reason = stop_reason
+
+
+def first_error(error: BaseException) -> Exception:
+    """The first error inside nested exception groups: groups are how tasks end together, not what happened."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, Exception) else SparringError(f"a task ended by {error!r}")

@@ -16,7 +16,7 @@ from rich.console import Console
 from sparring.agents.policy import Policy
 from sparring.agents.runner import make_env, make_runner
 from sparring.config import EnvPart
-from sparring.errors import ConfigError, EngineError, TaskError
+from sparring.errors import ConfigError, EngineError, TaskError, first_error
 from sparring.eval_display import EvalProgress, print_results
 from sparring.eval_log import EvalLog
 from sparring.eval_subject import Subject, find_subject
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EvalRequest", "evaluate"]
 
-_ATTEMPTS = 2  # an episode that fails is played once more, as in training
 _START_TIMEOUT_S = 900.0
 _WATCH_S = 2.0
 _MISSED = 3
@@ -168,6 +167,7 @@ class _Evaluation:
     ) -> None:
         from sparring.backend.rollout.episode import EpisodePlayer
         from sparring.backend.rollout.evaluation import play_evaluation
+        from sparring.backend.rollout.scheduler import ATTEMPTS
 
         rollout = self.subject.config.rollout
         runner = make_runner(
@@ -193,12 +193,12 @@ class _Evaluation:
                         store=store,
                         sampling=self.sampling,
                         concurrency=self.request.concurrency,
-                        attempts=_ATTEMPTS,
+                        attempts=ATTEMPTS,
                         on_progress=lambda *_: progress.show(episodes()),
                     )
                     watch.cancel()
             except BaseExceptionGroup as error:
-                raise _first(error) from error
+                raise first_error(error) from error
 
     @asynccontextmanager
     async def _sessions(self) -> AsyncIterator[Sessions]:
@@ -224,13 +224,24 @@ class _Evaluation:
         from sparring.backend.gateway.http import GatewayServer
 
         config = self.subject.config
-        chat = ChatFormat.load(folder, tool_template=config.model.tool_template, tool_format=config.model.tool_format)
+        chat = ChatFormat.load(
+            folder,
+            tool_template=config.model.tool_template,
+            tool_format=config.model.tool_format,
+            history=config.model.history,
+        )
         logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparring-eval-"))
         engine = make_engine(config, folder, Path(logs))
         stack.push_async_callback(engine.stop)
         async with asyncio.timeout(_START_TIMEOUT_S):
             await engine.start()
-        recorder = Recorder(engine, chat, self.sampling, max_length=config.model.max_length)
+        recorder = Recorder(
+            engine,
+            chat,
+            self.sampling,
+            max_length=config.model.max_length,
+            aliases=config.agent.model_names,
+        )
         stack.push_async_callback(recorder.aclose)
         if config.agent.policy != "native":
             server = GatewayServer(recorder)
@@ -252,12 +263,6 @@ async def _watch(engine: Engine | None) -> None:
         if missed > _MISSED:  # a busy machine may be late with one answer
             raise EngineError(f"the engine fails: {problem}")
         await asyncio.sleep(_WATCH_S)
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _check(request: EvalRequest) -> None:

@@ -78,7 +78,10 @@ class _Run:
         console.print(f"run folder {directory.root}; preparing the model {config.model.path}", highlight=False)
         model = resolve_model(config.model.path)
         self.chat = ChatFormat.load(
-            model, tool_template=config.model.tool_template, tool_format=config.model.tool_format
+            model,
+            tool_template=config.model.tool_template,
+            tool_format=config.model.tool_format,
+            history=config.model.history,
         )
         lora = config.trainer.lora
         if lora is not None:
@@ -92,7 +95,13 @@ class _Run:
         self.engine = make_engine(config, self.model, directory.root, lora=lora)
         self.buffer = TrajectoryBuffer.open(directory.buffer)
         stack.callback(self.buffer.close)
-        recorder = Recorder(self.engine, self.chat, sampling_params(config), max_length=config.model.max_length)
+        recorder = Recorder(
+            self.engine,
+            self.chat,
+            sampling_params(config),
+            max_length=config.model.max_length,
+            aliases=config.agent.model_names,
+        )
         self.worker = RolloutWorker(
             engine=self.engine,
             recorder=recorder,

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 __all__ = [
+    "AGENT_HEADER",
     "SCHEMA_VERSION",
     "ChatClient",
     "ChatReply",
@@ -37,6 +38,7 @@ __all__ = [
     "encode_trajectory",
 ]
 
+AGENT_HEADER = "x-sparring-agent"  # in requests to the gateway: names the agent that speaks, where there are several
 SCHEMA_VERSION = 1
 Role = Literal["system", "user", "assistant", "tool"]
 

@@ -11,6 +11,7 @@ from pydantic import Field
 from sparring.backend.gateway.export import Sample, concat_samples, individual_samples
 from sparring.backend.gateway.http.body import Body, read_body
 from sparring.backend.gateway.http.ledger import Ledger
+from sparring.backend.gateway.http.streams import unless_disconnected
 from sparring.backend.gateway.recorder import Recorder
 from sparring.backend.gateway.session import Session
 from sparring.errors import GatewayError
@@ -18,11 +19,12 @@ from sparring.errors import GatewayError
 __all__ = ["end_session", "export_trajectories", "grant_capacity", "set_reward", "start_session"]
 
 _INVALID = 422
+_MOST_CHARACTERS = 512
 
 
 class _StartBody(Body):
-    task_id: str = Field(min_length=1)
-    api_key: str | None = Field(None, min_length=8)
+    task_id: str = Field(min_length=1, max_length=_MOST_CHARACTERS)
+    api_key: str | None = Field(None, min_length=8, max_length=_MOST_CHARACTERS)
     evaluation: bool = False
     turn_budget: int | None = Field(None, ge=1)
     token_budget: int | None = Field(None, ge=1)
@@ -75,7 +77,7 @@ async def end_session(session: Session, ledger: Ledger) -> Response:
 async def export_trajectories(request: Request, ledger: Ledger) -> Response:
     """Samples of an ended session, by interaction id: arrays as lists, the keys as AReaL names them."""
     body = await read_body(request, _ExportBody, invalid_status=_INVALID)
-    finished = await ledger.export(body.session_id)
+    finished = await unless_disconnected(request, ledger.export(body.session_id))
     record = finished.record
     samples = (individual_samples if body.style == "individual" else concat_samples)(
         record.tree, record.rewards, body.discount

@@ -28,7 +28,7 @@ _SessionRoute = Callable[[Request, Session], Awaitable[Response]]
 
 
 def make_app(recorder: Recorder, ledger: Ledger, *, admin_key: str) -> FastAPI:
-    """The application over a recorder. A model name that is no frozen model's is served by the trained policy."""
+    """The application over a recorder."""
     app = FastAPI(title="sparring gateway", docs_url=None, redoc_url=None, openapi_url=None)
     metrics = GatewayMetrics(recorder)
 
@@ -47,14 +47,18 @@ def make_app(recorder: Recorder, ledger: Ledger, *, admin_key: str) -> FastAPI:
         if not hmac.compare_digest(_key(request).encode(), admin_key.encode()):
             raise GatewayError("this route needs the admin key", status=403)
 
-    def post(paths: tuple[str, ...], handler: Callable[[Request], Awaitable[Response]]) -> None:
+    def serve(
+        paths: tuple[str, ...], handler: Callable[[Request], Awaitable[Response]], method: str = "POST"
+    ) -> None:
         async def route(request: Request) -> Response:
             began, status = time.perf_counter(), 500
             try:
                 response = await handler(request)
                 status = response.status_code
                 return response
-            except SparringError as error:
+            except (SparringError, RecursionError) as error:
+                if isinstance(error, RecursionError):  # read by one step, and too deep for the next
+                    error = GatewayError("the request is nested too deeply")
                 response = _error_response(request, error)
                 status = response.status_code
                 return response
@@ -63,7 +67,7 @@ def make_app(recorder: Recorder, ledger: Ledger, *, admin_key: str) -> FastAPI:
                 metrics.seconds.labels(paths[0]).observe(time.perf_counter() - began)
 
         for path in paths:
-            app.add_route(path, route, methods=["POST"])
+            app.add_route(path, route, methods=[method])
 
     def with_session(route: _SessionRoute) -> Callable[[Request], Awaitable[Response]]:
         async def routed(request: Request) -> Response:
@@ -86,20 +90,25 @@ def make_app(recorder: Recorder, ledger: Ledger, *, admin_key: str) -> FastAPI:
     async def end_session(request: Request) -> Response:
         return await admin.end_session(session_of(request), ledger)
 
-    post(("/v1/chat/completions", "/chat/completions"), with_session(chat_completions))
-    post(("/v1/responses", "/responses"), with_session(responses))
-    post(("/v1/messages",), with_session(messages))
-    post(("/rl/set_reward",), with_session(admin.set_reward))
-    post(("/rl/end_session",), end_session)
-    post(("/rl/start_session",), start_session)
-    post(("/grant_capacity",), grant_capacity)
-    post(("/export_trajectories",), export_trajectories)
+    serve(("/v1/chat/completions", "/chat/completions"), with_session(chat_completions))
+    serve(("/v1/responses", "/responses"), with_session(responses))
+    serve(("/v1/messages",), with_session(messages))
+    serve(("/rl/set_reward",), with_session(admin.set_reward))
+    serve(("/rl/end_session",), end_session)
+    serve(("/rl/start_session",), start_session)
+    serve(("/grant_capacity",), grant_capacity)
+    serve(("/export_trajectories",), export_trajectories)
 
-    @app.get("/v1/models")
-    @app.get("/models")
-    async def models() -> dict[str, Any]:
-        listed = [{"id": name, "object": "model", "created": 0, "owned_by": "sparring"} for name in recorder.models]
-        return {"object": "list", "data": listed}
+    async def models(_: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(name) for name in recorder.model_names]})
+
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        recorder.policy_for(name)
+        return JSONResponse(_model(name))
+
+    serve(("/v1/models", "/models"), models, "GET")
+    serve(("/v1/models/{name:path}", "/models/{name:path}"), model, "GET")
 
     @app.get("/health")
     async def health() -> Response:
@@ -122,6 +131,10 @@ def make_app(recorder: Recorder, ledger: Ledger, *, admin_key: str) -> FastAPI:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4")
 
     return app
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "sparring"}
 
 
 def _key(request: Request) -> str:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from sparring.backend.gateway.http.body import Body, read_body
+from sparring.backend.gateway.http.addressed import addressed
+from sparring.backend.gateway.http.body import MAX_TOP_K, Body, read_body
 from sparring.backend.gateway.http.errors import openai_error
 from sparring.backend.gateway.http.logprobs import token_logprobs
-from sparring.backend.gateway.http.openai_messages import read_messages, tool_choice_of
-from sparring.backend.gateway.http.streams import AGENT_HEADER, event, event_stream, merged, unless_disconnected
+from sparring.backend.gateway.http.openai_messages import read_messages, stop_strings, tool_choice_of
+from sparring.backend.gateway.http.streams import event, event_stream, merged, unless_disconnected
 from sparring.backend.gateway.request import ChatRequest, RecordedReply, TextDelta
-from sparring.backend.gateway.schemas import check_tools
+from sparring.backend.gateway.schemas import check_schema, check_tools
+from sparring.backend.gateway.served import POLICY
 from sparring.backend.gateway.session import Session
-from sparring.errors import GatewayError, SparringError
+from sparring.errors import GatewayError, SparringError, first_error
 
 __all__ = ["chat_completions"]
 
@@ -29,7 +30,7 @@ _UNMET = ("functions", "function_call", "audio")
 
 
 class _ChatBody(Body):
-    model: str = ""
+    model: str = POLICY
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -40,7 +41,7 @@ class _ChatBody(Body):
     max_completion_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)
+    top_k: int | None = Field(None, ge=0, le=MAX_TOP_K)
     min_p: float | None = Field(None, ge=0, lt=1)
     seed: int | None = None
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
@@ -57,16 +58,7 @@ class _ChatBody(Body):
 async def chat_completions(request: Request, session: Session) -> Response:
     body = await read_body(request, _ChatBody)
     asked = _read(body)
-    agent_id = request.headers.get(AGENT_HEADER, asked.agent_id)
-    asks = [
-        replace(
-            asked,
-            agent_id=agent_id,
-            policy_id=session.policy_for(body.model),
-            interaction_id=session.new_interaction_id(),
-        )
-        for _ in range(body.n or 1)
-    ]
+    asks = [addressed(asked, request, session, body.model) for _ in range(body.n or 1)]
     if body.stream:
         return await event_stream(request, _events(session, body, asks))
     replies = await unless_disconnected(request, _all(session, asks))
@@ -94,14 +86,11 @@ def _read(body: _ChatBody) -> ChatRequest:
     tools = tuple(body.tools or ())
     check_tools(tools)
     wishes = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed")}
-    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    if not all(stop):
-        raise GatewayError("stop: a stop string cannot be empty", param="stop")
     return ChatRequest(
         read_messages(body.messages),
         tools,
         max_new_tokens=body.max_completion_tokens or body.max_tokens,
-        stop=stop,
+        stop=stop_strings(body.stop, "stop"),
         tool_choice=tool_choice_of(body.tool_choice, tools),
         one_call=body.parallel_tool_calls is False,
         wishes={name: value for name, value in wishes.items() if value is not None},
@@ -121,7 +110,7 @@ def _json_schema(form: dict[str, Any] | None) -> dict[str, Any] | None:
         return {}
     schema = (form or {}).get("json_schema")
     if kind == "json_schema" and isinstance(schema, dict) and isinstance(schema.get("schema"), dict):
-        return schema["schema"]
+        return check_schema(schema["schema"], "response_format")
     raise GatewayError(f"response_format: cannot give {kind!r}", param="response_format")
 
 
@@ -132,7 +121,7 @@ async def _all(session: Session, asks: Sequence[ChatRequest]) -> list[RecordedRe
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(session.reply(asked)) for asked in asks]
     except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # the others were cancelled, or failed of the same
+        raise first_error(errors) from None  # the others were cancelled, or failed of the same
     return [task.result() for task in tasks]
 
 

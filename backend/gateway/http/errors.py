@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparring.errors import BudgetExhausted, ConfigError, EngineError, GatewayError, SparringError
+from sparring.errors import ConfigError, EngineError, GatewayError, SparringError
 
 __all__ = ["anthropic_error", "openai_error"]
 
@@ -16,7 +16,7 @@ def openai_error(error: SparringError) -> tuple[int, dict[str, Any]]:
     """Status and body. A budget that ran out is a 400, which SDKs raise at once and do not retry."""
     status = _status(error)
     kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    code = error.stop_reason if isinstance(error, BudgetExhausted) else error.kind
+    code = getattr(error, "code", None) or error.kind
     detail = {"message": str(error), "type": kind, "param": getattr(error, "param", None), "code": code}
     return status, {"error": detail, "detail": str(error)}
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from sparring.backend.gateway.http.body import Body, read_body
+from sparring.backend.gateway.http.addressed import addressed
+from sparring.backend.gateway.http.body import MAX_TOP_K, Body, read_body
 from sparring.backend.gateway.http.errors import anthropic_error
 from sparring.backend.gateway.http.message_blocks import content_blocks, read_conversation
-from sparring.backend.gateway.http.streams import AGENT_HEADER, event, event_stream, unless_disconnected
+from sparring.backend.gateway.http.openai_messages import stop_strings
+from sparring.backend.gateway.http.streams import event, event_stream, unless_disconnected
 from sparring.backend.gateway.request import ChatRequest, RecordedReply
 from sparring.backend.gateway.schemas import check_tools
 from sparring.backend.gateway.session import Session
@@ -32,19 +33,14 @@ class _MessagesBody(Body):
     tool_choice: dict[str, Any] | None = None
     temperature: float | None = Field(None, ge=0, le=1)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)
+    top_k: int | None = Field(None, ge=0, le=MAX_TOP_K)
     stop_sequences: list[str] | None = None
     stream: bool | None = None
 
 
 async def messages(request: Request, session: Session) -> Response:
     body = await read_body(request, _MessagesBody)
-    asked = replace(
-        _read(body),
-        policy_id=session.policy_for(body.model),
-        agent_id=request.headers.get(AGENT_HEADER, "main"),
-        interaction_id=session.new_interaction_id(),
-    )
+    asked = addressed(_read(body), request, session, body.model)
     if body.stream:
         return await event_stream(request, _events(session, body, asked))
     reply = await unless_disconnected(request, session.reply(asked))
@@ -55,13 +51,11 @@ def _read(body: _MessagesBody) -> ChatRequest:
     tools = tuple(_chat_tool(index, tool) for index, tool in enumerate(body.tools or ()))
     check_tools(tools)
     wishes = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
-    if not all(body.stop_sequences or ()):
-        raise GatewayError("stop_sequences: a stop sequence cannot be empty", param="stop_sequences")
     return ChatRequest(
         read_conversation(body.system, body.messages),
         tools,
         max_new_tokens=body.max_tokens,
-        stop=tuple(body.stop_sequences or ()),
+        stop=stop_strings(body.stop_sequences, "stop_sequences"),
         tool_choice=_tool_choice(body.tool_choice, {tool["function"]["name"] for tool in tools}),
         one_call=bool((body.tool_choice or {}).get("disable_parallel_tool_use")),
         wishes={name: value for name, value in wishes.items() if value is not None},
@@ -87,8 +81,9 @@ def _tool_choice(choice: Mapping[str, Any] | None, names: set[str]) -> str:
         return kind
     if kind == "any":
         return "required"
-    if kind == "tool" and choice is not None and choice.get("name") in names:
-        return choice["name"]
+    name = (choice or {}).get("name")
+    if kind == "tool" and isinstance(name, str) and name in names:
+        return name
     raise GatewayError(f"tool_choice: {json.dumps(choice)} names no tool of this request", param="tool_choice")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -33,6 +34,13 @@ class GatewayMetrics:
         return generate_latest(self._registry)
 
 
+def _tasks() -> int:
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:  # rendered outside a loop, or registered before there is one
+        return 0
+
+
 class _RecorderCollector(Collector):
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -41,6 +49,7 @@ class _RecorderCollector(Collector):
         recorder, totals = self._recorder, self._recorder.totals
         yield GaugeMetricFamily("sparring_sessions_open", "Sessions open now.", len(recorder.sessions))
         yield CounterMetricFamily("sparring_sessions", "Sessions opened.", totals.sessions)
+        yield GaugeMetricFamily("sparring_tasks", "Tasks of the event loop, which a leak would show.", _tasks())
         yield CounterMetricFamily("sparring_turns", "Model calls recorded.", totals.usage.turns)
         yield CounterMetricFamily("sparring_prompt_tokens", "Prompt tokens.", totals.usage.prompt_tokens)
         yield CounterMetricFamily("sparring_sampled_tokens", "Sampled tokens.", totals.usage.completion_tokens)

@@ -9,7 +9,9 @@ from typing import Any
 from sparring.errors import GatewayError
 from sparring.types import Message, ToolCall
 
-__all__ = ["read_messages", "text_of", "tool_choice_of"]
+__all__ = ["read_messages", "stop_strings", "text_of", "tool_choice_of"]
+
+_MOST_STOPS = 64
 
 _ROLES = {
     "system": "system",
@@ -62,7 +64,7 @@ def text_of(content: Any, where: str) -> str | None:
     texts = []
     for index, part in enumerate(content):
         kind = part.get("type", "text") if isinstance(part, Mapping) else None
-        text = part.get(_TEXT_PARTS[kind]) if kind in _TEXT_PARTS else None
+        text = part.get(_TEXT_PARTS[kind]) if isinstance(kind, str) and kind in _TEXT_PARTS else None
         if not isinstance(text, str):
             raise GatewayError(
                 f"{where}[{index}]: a part of type {kind!r} cannot be read: this model takes text alone",
@@ -70,6 +72,17 @@ def text_of(content: Any, where: str) -> str | None:
             )
         texts.append(text)
     return "".join(texts)
+
+
+def stop_strings(stops: str | Sequence[str] | None, field: str) -> tuple[str, ...]:
+    """
+    Raises:
+        GatewayError: an empty string, which would end every answer at once, or more strings than anyone means.
+    """
+    found = (stops,) if isinstance(stops, str) else tuple(stops or ())
+    if not all(found) or len(found) > _MOST_STOPS:
+        raise GatewayError(f"{field}: at most {_MOST_STOPS} strings, and none of them empty", param=field)
+    return found
 
 
 def tool_choice_of(choice: Any, tools: Sequence[Mapping[str, Any]]) -> str:
@@ -84,7 +97,8 @@ def tool_choice_of(choice: Any, tools: Sequence[Mapping[str, Any]]) -> str:
         if choice in ("auto", "none", "required"):
             return choice
     elif isinstance(choice, Mapping):
-        name = choice.get("name") or (choice.get("function") or {}).get("name")
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else choice.get("name")
         if any(tool["function"]["name"] == name for tool in tools):
             return str(name)
     raise GatewayError(f"tool_choice: {json.dumps(choice)} names no tool of this request", param="tool_choice")

@@ -69,7 +69,7 @@ def _assistant_part(where: str, item: Mapping[str, Any]) -> Message | None:
     """What an item adds to an assistant message, or None where it is no part of one."""
     kind = item.get("type", "message")
     if kind == "reasoning":
-        parts = [*(item.get("content") or ()), *(item.get("summary") or ())]
+        parts = [part for name in ("content", "summary") if isinstance(item.get(name), list) for part in item[name]]
         texts = [part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
         return Message("assistant", reasoning="\n".join(texts))
     if kind == "function_call":

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
+from sparring.backend.gateway.http.addressed import addressed
 from sparring.backend.gateway.http.body import Body, read_body
 from sparring.backend.gateway.http.errors import openai_error
 from sparring.backend.gateway.http.logprobs import token_logprobs
 from sparring.backend.gateway.http.openai_messages import tool_choice_of
 from sparring.backend.gateway.http.response_items import output_items, read_input
-from sparring.backend.gateway.http.streams import AGENT_HEADER, event, event_stream, unless_disconnected
+from sparring.backend.gateway.http.streams import event, event_stream, unless_disconnected
 from sparring.backend.gateway.request import ChatRequest, RecordedReply
-from sparring.backend.gateway.schemas import check_tools
+from sparring.backend.gateway.schemas import check_schema, check_tools
+from sparring.backend.gateway.served import POLICY
 from sparring.backend.gateway.session import Session
 from sparring.errors import GatewayError, SparringError
 from sparring.types import Message
@@ -30,7 +31,7 @@ _UNMET = ("background", "conversation", "prompt")
 
 
 class _ResponseBody(Body):
-    model: str = ""
+    model: str = POLICY
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -50,12 +51,7 @@ class _ResponseBody(Body):
 
 async def responses(request: Request, session: Session) -> Response:
     body = await read_body(request, _ResponseBody)
-    asked = replace(
-        _read(body, session),
-        policy_id=session.policy_for(body.model),
-        agent_id=request.headers.get(AGENT_HEADER, "main"),
-        interaction_id=session.new_interaction_id(),
-    )
+    asked = addressed(_read(body, session), request, session, body.model)
     if body.stream:
         return await event_stream(request, _events(session, body, asked))
     reply = await unless_disconnected(request, session.reply(asked))
@@ -73,6 +69,8 @@ def _read(body: _ResponseBody, session: Session) -> ChatRequest:
         if messages and messages[0].role == "system" and body.previous_response_id is not None:
             messages = messages[1:]  # instructions are those of one request, and replace the last one's
         messages = (Message("system", body.instructions), *messages)
+    if not messages:
+        raise GatewayError("input: at least one item is needed", param="input")
     tools = tuple(_chat_tool(index, tool) for index, tool in enumerate(body.tools or ()))
     check_tools(tools)
     wishes = {"temperature": body.temperature, "top_p": body.top_p}
@@ -99,14 +97,16 @@ def _chat_tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _json_schema(form: dict[str, Any] | None) -> dict[str, Any] | None:
-    kind = (form or {}).get("type", "text")
-    if form is None or kind == "text":
+def _json_schema(form: Any) -> dict[str, Any] | None:
+    if form is None:
+        return None
+    kind = form.get("type", "text") if isinstance(form, dict) else form
+    if kind == "text" and isinstance(form, dict):
         return None
     if kind == "json_object":
         return {}
-    if kind == "json_schema" and isinstance(form.get("schema"), dict):
-        return form["schema"]
+    if kind == "json_schema" and isinstance(form, dict) and isinstance(form.get("schema"), dict):
+        return check_schema(form["schema"], "text.format")
     raise GatewayError(f"text.format: cannot give {kind!r}", param="text.format")
 
 

@@ -13,9 +13,7 @@ from fastapi.responses import StreamingResponse
 
 from sparring.errors import GatewayError
 
-__all__ = ["AGENT_HEADER", "event", "event_stream", "merged", "unless_disconnected"]
-
-AGENT_HEADER = "x-sparring-agent"  # names the agent that speaks, where an episode has several
+__all__ = ["event", "event_stream", "merged", "unless_disconnected"]
 
 _T = TypeVar("_T")
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}

@@ -1,8 +1,15 @@
 """A chat model without weights: a byte-level tokenizer and ChatML, in a Hugging Face folder."""
 
+import asyncio
+import contextlib
+import gc
 import json
+import os
+import re
+from collections import Counter
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -63,10 +70,10 @@ def open_recorder(chat, ids):
     """A recorder over an engine that says the given texts one after another."""
 
     @asynccontextmanager
-    async def open_(*texts, sampling=SAMPLING, max_length=4096, **options):
+    async def open_(*texts, sampling=SAMPLING, max_length=4096, aliases=None, **options):
         engine = ScriptedEngine([ids(text) for text in texts], decode=chat.decode, **options)
         await engine.start()
-        recorder = Recorder(engine, chat, sampling, max_length=max_length)
+        recorder = Recorder(engine, chat, sampling, max_length=max_length, aliases=aliases)
         yield recorder
         await recorder.aclose()
 
@@ -85,6 +92,34 @@ def serve(open_recorder):
                 yield server, recorder, http
 
     return serve_
+
+
+def _descriptors() -> Counter[str]:
+    """What this process holds open, by name; numbers of sockets differ and do not count."""
+    links = []
+    for number in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            links.append(re.sub(r"\d+", "", os.readlink(f"/dev/fd/{number}")))
+    return Counter(links)
+
+
+@pytest.fixture
+def leaves_nothing():
+    """A context that must end with the tasks and the descriptors with which it began."""
+
+    @asynccontextmanager
+    async def leaves_nothing_():
+        tasks, descriptors = asyncio.all_tasks(), _descriptors()
+        yield
+        deadline = asyncio.get_running_loop().time() + 10
+        left: Any = True
+        while left and asyncio.get_running_loop().time() < deadline:  # what is being closed needs a few rounds
+            await asyncio.sleep(0.01)
+            gc.collect()
+            left = [*(asyncio.all_tasks() - tasks), *(_descriptors() - descriptors)]
+        assert not left, left
+
+    return leaves_nothing_
 
 
 @pytest.fixture

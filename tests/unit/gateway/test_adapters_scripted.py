@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import logging
 import os
+import signal
 import sys
+import time
 
 import pytest
 from agents import Agent
@@ -77,6 +80,21 @@ async def test_a_budget_that_runs_out_is_a_truncation_with_its_reward(play, name
     result, record = await play(AGENTS[name], CALL, MALFORMED, turn_budget=2)
     assert (result.stop_reason, result.reward) == (StopReason.MAX_TURNS, 0.4)
     assert record.exhausted is StopReason.MAX_TURNS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["responses", "chat"])
+async def test_the_sdk_complains_of_what_failed_and_not_of_an_episode_s_end(
+    serve, open_session, play, caplog, name
+):
+    caplog.set_level(logging.WARNING, "openai.agents")
+    result, _ = await play(AGENTS[name], CALL, turn_budget=1)
+    assert result.stop_reason is StopReason.MAX_TURNS
+    assert not [record for record in caplog.records if record.name == "openai.agents"]
+
+    result, _ = await play(AGENTS[name])  # the engine has nothing to say, and fails
+    assert result.failure is not None
+    assert any("Error getting response" in record.getMessage() for record in caplog.records) == (name == "responses")
 
 
 @pytest.mark.slow
@@ -179,6 +197,23 @@ async def test_what_a_black_box_leaves_running_does_not_hold_the_episode(play, t
     result, _ = await play(program(LEAVES_A_CHILD.format(path=str(pids))), timeout_s=15)
     assert result.failure is None
     assert not _runs(int(pids.read_text()))
+
+
+LEAVES_A_DAEMON = (
+    "import subprocess, pathlib; child = subprocess.Popen(['sleep', '600'], start_new_session=True); "
+    "pathlib.Path({path!r}).write_text(str(child.pid)); print('Answer: 37', flush=True)"
+)
+
+
+async def test_a_daemon_that_keeps_the_output_open_does_not_hold_the_episode(play, tmp_path):
+    pids = tmp_path / "pids"
+    began = time.monotonic()
+    try:
+        result, _ = await play(program(LEAVES_A_DAEMON.format(path=str(pids))), timeout_s=15)
+        assert (result.failure, result.stop_reason) == (None, StopReason.FINISHED)
+        assert time.monotonic() - began < 10
+    finally:
+        os.kill(int(pids.read_text()), signal.SIGKILL)
 
 
 async def test_a_flood_of_output_is_cut(play):

@@ -8,7 +8,7 @@ import pytest
 
 from sparring.backend.engines.base import SamplingParams
 from sparring.backend.engines.scripted import ScriptedEngine
-from sparring.backend.gateway import Recorder
+from sparring.backend.gateway import ChatFormat, Recorder
 from sparring.backend.gateway.request import ChatRequest
 from sparring.errors import BudgetExhausted, EngineError, GatewayError
 from sparring.types import Message, StopReason, ToolCall
@@ -309,3 +309,47 @@ async def test_the_same_arguments_spelled_otherwise_are_the_same_message(open_re
         echoed = Message("assistant", "", tool_calls=(ToolCall("renamed", "add", '{"b":3,"a":2}'),))
         await session.chat([USER, echoed, Message("tool", "5", tool_call_id="renamed")])
         assert recorder.close_session("episode-1").breaks.total() == 0
+
+
+# As Qwen3's: what was thought is shown until the user speaks again.
+FORGETS_THOUGHTS = """{%- set asked = namespace(at=-1) -%}
+{%- for m in messages %}{% if m.role == 'user' %}{% set asked.at = loop.index0 %}{% endif %}{% endfor -%}
+{%- for m in messages -%}
+{{- '<|im_start|>' + m.role + '\n' -}}
+{%- if m.reasoning_content and loop.index0 > asked.at -%}
+{{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' -}}
+{%- endif -%}
+{{- m.content -}}
+{%- for call in m.tool_calls or [] %}{{ '<tool_call>\n' + (call.function | tojson) + '\n</tool_call>' }}{% endfor -%}
+{{- '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if tools %}{{ tools | tojson }}{% endif -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}"""
+THOUGHT_CALL = (
+    '<think>\nI add.\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+)
+
+
+@pytest.mark.parametrize(("history", "sequences", "breaks"), [("sampled", 1, {}), ("template", 2, {"template": 1})])
+async def test_history_by_the_template_forgets_thoughts_where_the_template_does(
+    tmp_path, write_model, ids, open_session, history, sequences, breaks
+):
+    chat = ChatFormat.load(write_model(tmp_path, FORGETS_THOUGHTS), tool_template=None, history=history)
+    engine = ScriptedEngine([ids(text + END) for text in (THOUGHT_CALL, "<think>\nSo.\n</think>\n\nFive.", "Yes.")])
+    await engine.start()
+    recorder = Recorder(engine, chat, SAMPLING, max_length=4096)
+    session = open_session(recorder)
+    talk = [USER]
+    for heard in (Message("tool", "5"), Message("user", "Sure?"), None):
+        talk.append((await session.chat(talk)).message)
+        talk += [heard] if heard else []
+    record = recorder.close_session("episode-1")
+    assert (len(record.sequences), record.breaks) == (sequences, breaks)
+    prompts = [chat.decode(call.prompt, special_tokens=True) for call in engine.log]
+    # Within the tool loop the thought is shown by both, and what was sampled stands.
+    assert prompts[1] == prompts[0] + THOUGHT_CALL + f"{END}\n<|im_start|>tool\n5{END}\n<|im_start|>assistant\n"
+    assert ("So." in prompts[2]) == (history == "sampled")
+    assert prompts[2].endswith(f"Sure?{END}\n<|im_start|>assistant\n")
+    sampled = [id_ for sequence in record.sequences for id_ in sequence.token_ids[sequence.action_mask]]
+    assert sampled == [id_ for call in engine.log for id_ in call.completion.token_ids]
+    await recorder.aclose()

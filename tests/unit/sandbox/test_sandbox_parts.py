@@ -167,6 +167,21 @@ async def test_the_editor_says_what_is_wrong() -> None:
 
 
 @quiet
+async def test_the_editor_counts_newlines_as_lines_and_nothing_else() -> None:
+    strange = "one\x0c\x0b\x1c\x85\u2028\rstill one\ntwo\n\nfour"
+    async with LocalProvider() as provider, await provider.take() as sandbox:
+        editor = EditorTool(sandbox)
+        assert await editor.create_file("f", strange) == "[wrote f: 4 lines]"
+        shown = await editor.view_file("f")
+        assert [line.split("\t")[0].strip() for line in shown.split("\n")] == ["1", "2", "3", "4"]
+        assert await editor.view_file("f", 2, 2) == "     2\ttwo"
+        await editor.insert_in_file("f", 1, "new\x0cline")
+        assert (await sandbox.read("f")).decode() == strange.replace("two", "new\x0cline\ntwo")
+        assert "     3\t2" in await editor.replace_in_file("f", "two", "2")
+        assert "line 3 differs" in (await editor.replace_in_file("f", "  2", "x")).lower()
+
+
+@quiet
 async def test_paths_stay_in_the_work_folder() -> None:
     async with LocalProvider() as provider, await provider.take() as sandbox:
         assert sandbox.resolve("a/./b/../c") == f"{sandbox.workdir}/a/c"
