@@ -59,7 +59,9 @@ def _program() -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    return os.environ | {"CUDA_MPS_PIPE_DIRECTORY": PIPES, "CUDA_MPS_LOG_DIRECTORY": PIPES}
+    """The daemon finds its server beside itself, wherever the driver lies."""
+    path = os.pathsep.join([str(Path(_program() or "").parent), os.environ.get("PATH", "")])
+    return os.environ | {"CUDA_MPS_PIPE_DIRECTORY": PIPES, "CUDA_MPS_LOG_DIRECTORY": PIPES, "PATH": path}
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from sparring.backend.engines.base import SamplingParams
 from sparring.backend.gateway import Recorder
 
 TOKENS = 300
+CONCURRENCIES = [int(n) for n in os.environ.get("SPARRING_BENCH_CONCURRENCY", "64 256").split()]
 
 
 def measure(out: Path) -> tuple[list[Row], dict[str, Any]]:
@@ -62,7 +63,7 @@ async def _compare(
             recorder.close_session(str(number))
             return reply.usage.completion_tokens
 
-        for concurrency in (64, 256):
+        for concurrency in CONCURRENCIES:
             loads: dict[str, list[Load]] = {"raw": [], "gateway": []}
             for name in ("raw", "gateway", "gateway", "raw"):
                 ask = raw if name == "raw" else recorded
