@@ -102,7 +102,10 @@ class LedgerRow:
 
 @dataclass(frozen=True)
 class EpisodeRow:
-    """One line of a viewer's list: everything of a trajectory but its tokens and messages."""
+    """One line of a viewer's list: everything of a trajectory but its tokens and messages.
+
+    `pruned`: those are forgotten, and `BufferView.trajectory` has nothing to give.
+    """
 
     episode_id: str
     group_id: str
@@ -121,6 +124,7 @@ class EpisodeRow:
     turns: int
     started_at: float
     finished_at: float
+    pruned: bool = False
 
 
 def encode_logprobs(arrays: Sequence[NDArray[np.float32]]) -> bytes:

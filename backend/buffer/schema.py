@@ -12,6 +12,7 @@
                    evaluation   held-out episodes: never trained
 
 A group that is `running` when the process dies is in flight: the next process plays the members that it lacks.
+A trajectory whose `data` is empty was pruned: its tokens and messages are forgotten, and its fate stands.
 """
 
 from __future__ import annotations

@@ -20,6 +20,15 @@ from sparring.types import Trajectory, decode_trajectory, encode_trajectory
 
 __all__ = ["TrajectoryBuffer"]
 
+_PRUNED_AT_ONCE = 256
+_DONE_WITH = """
+SELECT t.id FROM trajectories AS t LEFT JOIN groups AS g ON g.group_id = t.group_id
+WHERE length(t.data) > 0 AND (
+    (g.state = 'consumed' AND g.consumed_step <= :step)
+    OR ((g.state IN ('dropped', 'expired') OR t.state = 'evaluation') AND t.oldest_version < :step)
+)
+"""
+
 
 class TrajectoryBuffer:
     """A run's trajectories and groups in one SQLite file; states and transitions are drawn in `buffer/schema.py`.
@@ -72,7 +81,8 @@ class TrajectoryBuffer:
         them. One transaction, so that a kill leaves either history whole.
 
         Raises:
-            BufferStateError: the checkpoint is ahead of the buffer, so the two are not of one run.
+            BufferStateError: the checkpoint is ahead of the buffer, so the two are not of one run; or so far behind
+                that the tokens to train again were pruned.
         """
         with self._transaction() as connection:
             last_step = self._last_step(connection)
@@ -80,6 +90,12 @@ class TrajectoryBuffer:
                 raise BufferStateError(
                     f"the checkpoint is at step {step}, but {self.path} knows steps up to {last_step}: they are not "
                     "of one run; put the right buffer beside the checkpoint, or start a new run from that model"
+                )
+            if (pruned := self._pruned_after(connection, step)) is not None:
+                raise BufferStateError(
+                    f"the checkpoint is at step {step}, but {self.path} keeps the tokens of what later steps trained "
+                    f"no more, up to step {pruned} (rollout.keep_steps): resume from a checkpoint of step {pruned} or "
+                    "later, or start a new run from that model"
                 )
             for table, state in (("groups", "ready"), ("trajectories", "pending")):
                 connection.execute(
@@ -196,6 +212,36 @@ class TrajectoryBuffer:
         with self._transaction() as connection:
             connection.executemany("INSERT OR REPLACE INTO trained_logprobs VALUES (?, ?, ?)", rows)
 
+    def prune(self, step: int) -> int:
+        """Forget tokens and messages of the episodes that steps up to `step` trained, and of those that were sampled
+        before it and came to nothing: dropped, expired, failed or held out. Everything else of them stays: the ledger,
+        rewards, counts. The space serves later episodes; the file does not shrink.
+
+        A run cannot resume from a checkpoint before `step` afterwards; `begin` refuses it.
+
+        Returns:
+            How many episodes were pruned.
+        """
+        with self._reading() as connection:
+            ids = [row[0] for row in connection.execute(_DONE_WITH, {"step": step})]
+            named = [row[1] for row in connection.execute("PRAGMA table_info(trajectories)") if row[1] != "data"]
+        columns = ", ".join(named)
+        for start in range(0, len(ids), _PRUNED_AT_ONCE):  # in short transactions: episodes that end wait for them
+            chunk = ids[start : start + _PRUNED_AT_ONCE]
+            chosen = f"id IN ({', '.join('?' * len(chunk))})"
+            with self._transaction() as connection:
+                connection.execute(
+                    "DELETE FROM trained_logprobs WHERE episode_id IN "
+                    f"(SELECT episode_id FROM trajectories WHERE {chosen})",
+                    chunk,
+                )
+                # Out and in again: SQLite merges pages where rows leave, and not where they shrink.
+                rows = connection.execute(f"SELECT {columns} FROM trajectories WHERE {chosen}", chunk).fetchall()
+                connection.execute(f"DELETE FROM trajectories WHERE {chosen}", chunk)
+                places = ", ".join("?" * len(named))
+                connection.executemany(f"INSERT INTO trajectories ({columns}, data) VALUES ({places}, x'')", rows)
+        return len(ids)
+
     def ready_groups(self) -> list[StoredGroup]:
         """Groups that wait to be trained, in the order in which they were drawn."""
         return self._load_groups("ready")
@@ -264,6 +310,14 @@ class TrajectoryBuffer:
             finally:
                 if connection.in_transaction:  # SQLite has rolled back by itself after some errors, a full disk's too
                     connection.execute("ROLLBACK")
+
+    @staticmethod
+    def _pruned_after(connection: sqlite3.Connection, step: int) -> int | None:
+        """The last step after `step` whose episodes were pruned."""
+        row = connection.execute(
+            "SELECT MAX(consumed_step) FROM trajectories WHERE consumed_step > ? AND length(data) = 0", (step,)
+        ).fetchone()
+        return None if row[0] is None else int(row[0])
 
     @staticmethod
     def _last_step(connection: sqlite3.Connection) -> int:

@@ -17,7 +17,8 @@ from sparring.types import Trajectory, decode_trajectory
 
 __all__ = ["BufferView"]
 
-_EPISODE_COLUMNS = ", ".join(field.name for field in dataclasses.fields(EpisodeRow))
+_STORED = [field.name for field in dataclasses.fields(EpisodeRow) if field.name != "pruned"]
+_EPISODE_COLUMNS = ", ".join([*_STORED, "length(data) = 0"])
 _LEDGER_COLUMNS = ", ".join(field.name for field in dataclasses.fields(LedgerRow))
 
 
@@ -81,17 +82,30 @@ class BufferView:
             f"SELECT {_EPISODE_COLUMNS} FROM trajectories WHERE {where} ORDER BY id DESC LIMIT ?",
             (*used.values(), limit),
         )
-        return [EpisodeRow(*row) for row in rows]
+        return [_episode_row(row) for row in rows]
+
+    def episode(self, episode_id: str) -> EpisodeRow:
+        """The row of one episode.
+
+        Raises:
+            BufferStateError: there is none of that id.
+        """
+        rows = self._query(f"SELECT {_EPISODE_COLUMNS} FROM trajectories WHERE episode_id = ?", (episode_id,))
+        if not rows:
+            raise self._no_episode(episode_id)
+        return _episode_row(rows[0])
 
     def trajectory(self, episode_id: str) -> Trajectory:
         """One episode, whole.
 
         Raises:
-            BufferStateError: there is none of that id, or it cannot be read.
+            BufferStateError: there is none of that id, it was pruned, or it cannot be read.
         """
         rows = self._query("SELECT data FROM trajectories WHERE episode_id = ?", (episode_id,))
         if not rows:
-            raise BufferStateError(f"{self.path} holds no episode {episode_id!r}: `sparring view` lists those it holds")
+            raise self._no_episode(episode_id)
+        if not rows[0][0]:
+            raise BufferStateError(f"episode {episode_id} in {self.path} was pruned: its tokens are forgotten")
         try:
             return decode_trajectory(rows[0][0])
         except (ValueError, KeyError, TypeError) as error:
@@ -102,6 +116,14 @@ class BufferView:
         rows = self._query("SELECT data FROM trained_logprobs WHERE episode_id = ?", (episode_id,))
         return decode_logprobs(rows[0][0]) if rows else None
 
+    def _no_episode(self, episode_id: str) -> BufferStateError:
+        return BufferStateError(f"{self.path} holds no episode {episode_id!r}: `sparring view` lists those it holds")
+
     def _query(self, sql: str, parameters: tuple[object, ...] = ()) -> list[sqlite3.Row]:
         with translated_errors(self.path):
             return self._connection.execute(sql, parameters).fetchall()
+
+
+def _episode_row(row: sqlite3.Row) -> EpisodeRow:
+    *stored, pruned = row
+    return EpisodeRow(**dict(zip(_STORED, stored, strict=True)), pruned=bool(pruned))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["RejectedBatch", "RejectedSequence", "keep_batch", "load_batch"]
 
 _SCHEMA = 1
+_OF_TOKENS = ("token_ids", "action_mask", "behaviour_logprobs", "policy_versions")
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,7 @@ def _save(
     scored: Mapping[int, tuple[NDArray[np.int64], NDArray[np.float32]]],
 ) -> None:
     about: list[dict[str, Any]] = []
-    arrays: dict[str, list[NDArray[Any]]] = {
-        name: [] for name in ("token_ids", "action_mask", "behaviour_logprobs", "policy_versions")
-    } | {"advantages": [], "logprobs": []}
+    arrays: dict[str, list[NDArray[Any]]] = {name: [] for name in (*_OF_TOKENS, "advantages", "logprobs")}
     index = 0
     for trajectory in (t for group in groups for t in group.survivors):
         for sequence in trajectory.sequences:
@@ -146,7 +145,7 @@ def _save(
                     "has_logprobs": positions is not None,
                 }
             )
-            for name in ("token_ids", "action_mask", "behaviour_logprobs", "policy_versions"):
+            for name in _OF_TOKENS:
                 arrays[name].append(getattr(sequence, name))
             arrays["advantages"].append(np.zeros(len(sequence)) if sample is None else sample.advantages)
             arrays["logprobs"].append(logprobs)
@@ -187,10 +186,10 @@ def load_batch(path: Path) -> RejectedBatch:
 
 
 def _sequence(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> RejectedSequence:
-    names = ("token_ids", "action_mask", "behaviour_logprobs", "policy_versions")
+    tokens = {name: arrays[name] for name in _OF_TOKENS}
     return RejectedSequence(
         **{name: about[name] for name in ("episode_id", "group_id", "env_id", "task_id", "reward")},
-        tokens=TokenSequence(**{name: arrays[name] for name in names}, turns=tuple(Turn(**t) for t in about["turns"])),
+        tokens=TokenSequence(**tokens, turns=tuple(Turn(**turn) for turn in about["turns"])),
         advantages=arrays["advantages"] if about["has_advantages"] else None,
         logprobs=arrays["logprobs"] if about["has_logprobs"] else None,
     )

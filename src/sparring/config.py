@@ -127,6 +127,9 @@ class RolloutConfig(_Section):
     episode_timeout_s: float = Field(300.0, gt=0, description="wall-clock deadline of an episode; past it, a failure")
     curriculum: bool = Field(False, description="seldom draw tasks whose last groups were solved always or never")
     max_refill: int = Field(16, ge=0, description="groups without signal replaced in a step before it trains on less")
+    keep_steps: int | None = Field(
+        None, ge=0, description="steps whose episodes the buffer keeps whole; older ones lose their tokens; null: all"
+    )
     buffer_groups: int = Field(256, ge=1, description="unconsumed groups the buffer holds before rollouts wait")
 
 
@@ -173,6 +176,11 @@ class EvalConfig(_Section):
     every: int = Field(10, ge=0, description="steps between evaluations on held-out tasks; 0: before and after alone")
     tasks: int = Field(64, ge=1, description="held-out tasks")
     split: str = "test"
+    during_training: Literal["hold", "stall"] = Field(
+        "hold",
+        description="what waits for an evaluation between two steps, which is of one version: 'hold' the engine's new "
+        "weights, while training goes on within rollout.staleness; 'stall' the trainer",
+    )
 
 
 class WarmStartConfig(_Section):
@@ -198,11 +206,6 @@ class RunConfig(_Section):
     run_dir: str = Field("runs/{name}", description="where the run lives; {name} is the configuration file's name")
     seed: int = Field(0, ge=0)
 
-    during_training: Literal["hold", "stall"] = Field(
-        "hold",
-        description="what waits for an evaluation between two steps, which is of one version: 'hold' the engine's new "
-        "weights, while training goes on within rollout.staleness; 'stall' the trainer",
-    )
     @model_validator(mode="after")
     def _check_contradictions(self) -> Self:
         if self.engine.deterministic and self.rollout.staleness:

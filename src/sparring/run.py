@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,9 @@ from sparring.wiring import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from sparring.types import TokenSequence
 
 __all__ = ["train"]
@@ -95,6 +98,7 @@ class _Run:
         self.engine = make_engine(config, self.model, directory.root, lora=lora)
         self.buffer = TrajectoryBuffer.open(directory.buffer)
         stack.callback(self.buffer.close)
+        self._pruned_to = 0
         recorder = Recorder(
             self.engine,
             self.chat,
@@ -130,7 +134,7 @@ class _Run:
             evaluate=HeldOut(self.config, self.sources, self.worker, self.directory, self.display),
             on_step=self.display.step,
             probe_sequences=self._probe_sequences,
-            on_trained=self.buffer.keep_trained_logprobs,
+            on_trained=self._keep,
         )
         trainer.train(resume=resume)
         self.display.status("writing the trained model")
@@ -139,6 +143,16 @@ class _Run:
         write_report(
             self.directory, title, staleness=self.config.rollout.staleness, wall_s=time.monotonic() - began
         )
+
+    def _keep(self, step: int, logprobs: Mapping[str, Sequence[NDArray[np.float32]]]) -> None:
+        """What the buffer keeps of trained episodes, and for how long: never less than a resume may need."""
+        self.buffer.keep_trained_logprobs(step, logprobs)
+        if self.config.rollout.keep_steps is not None:
+            resumable = self.directory.resumable_step(self.config.trainer.keep_checkpoints)
+            horizon = min(step - self.config.rollout.keep_steps, resumable)
+            if horizon > self._pruned_to:
+                self.buffer.prune(horizon)
+                self._pruned_to = horizon
 
     def _probe_sequences(self) -> Sequence[TokenSequence]:
         """What the engine samples, as training will sample it, for the trainer to score."""

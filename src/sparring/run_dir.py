@@ -55,10 +55,20 @@ class RunDirectory:
     @property
     def newest_model(self) -> Path | None:
         """The trained model, or the last checkpoint while there is none: a Hugging Face folder, or an adapter's."""
-        found = [f for f in self.root.glob("checkpoint-*") if f.name.partition("-")[2].isdigit()]
-        checkpoints = sorted(found, key=lambda f: int(f.name.partition("-")[2]))
-        whole = [f for f in (self.model, *checkpoints[::-1]) if f.is_dir()]  # they are written aside
+        checkpoints = [self.root / f"checkpoint-{step}" for step in reversed(self._checkpoint_steps)]
+        whole = [f for f in (self.model, *checkpoints) if f.is_dir()]  # they are written aside
         return next(iter(whole), None)
+
+    def resumable_step(self, checkpoints: int) -> int:
+        """The step that the run may have to go on from, should all but the last of its newest checkpoints be damaged;
+        0, its start, while there are not so many."""
+        steps = self._checkpoint_steps
+        return steps[-checkpoints] if len(steps) >= checkpoints else 0
+
+    @property
+    def _checkpoint_steps(self) -> list[int]:
+        names = [folder.name.partition("-")[2] for folder in self.root.glob("checkpoint-*")]
+        return sorted(int(name) for name in names if name.isdigit())
 
     @property
     def curve(self) -> Path:
@@ -105,8 +115,8 @@ class RunDirectory:
 
 
 # What may change between a run and its continuation: how long it goes on, and what it shows.
-_FREE_KEYS = ("trainer.steps", "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.threads", "eval.every",
-              "eval.during_training", "engine.threads", "run_dir")  # fmt: skip
+_FREE_KEYS = ("trainer.steps", "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.keep_best",
+              "trainer.report_to", "trainer.threads", "eval.every", "eval.during_training", "engine.threads", "rollout.keep_steps", "run_dir")  # fmt: skip
 
 
 def _differing_keys(stored: Path, loaded: LoadedConfig) -> list[str]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sparring.backend.buffer import BufferView
+from sparring.backend.buffer import BufferView, EpisodeRow
 from sparring.errors import ConfigError
 from sparring.run_dir import RunDirectory
 from sparring.token_tables import make_decoder, show_tokens, show_turns
@@ -38,6 +38,8 @@ def view(run: str, episode: str | None, state: str | None, limit: int, tokens: b
     with BufferView(directory.buffer) as buffer:
         if episode is None:
             _list(console, buffer, state, limit)
+        elif (row := buffer.episode(episode)).pruned:
+            _show_pruned(console, row)
         else:
             trained = buffer.trained_logprobs(episode)
             _show(console, buffer.trajectory(episode), trained, make_decoder(directory.config), tokens)
@@ -51,7 +53,7 @@ def _list(console: Console, buffer: BufferView, state: str | None, limit: int) -
         table.add_row(
             row.episode_id,
             row.task_id,
-            row.state,
+            f"{row.state}, pruned" if row.pruned else row.state,
             _or_dash(row.consumed_step),
             "-" if row.reward is None else f"{row.reward:.3f}",
             row.failure_kind or row.stop_reason,
@@ -61,6 +63,18 @@ def _list(console: Console, buffer: BufferView, state: str | None, limit: int) -
             f"{row.finished_at - row.started_at:.1f}",
         )
     console.print(table)
+
+
+def _show_pruned(console: Console, row: EpisodeRow) -> None:
+    trained = f" by step {row.consumed_step}" if row.consumed_step is not None else ""
+    console.print(
+        f"{row.episode_id}  task {row.task_id}  reward {_or_dash(row.reward)}  {row.failure_kind or row.stop_reason}\n"
+        f"{row.state}{trained}; {row.turns} turns, {row.action_tokens} sampled tokens, oldest version "
+        f"{_or_dash(row.oldest_version)}\n"
+        "pruned: its tokens and messages are forgotten, as rollout.keep_steps says",
+        highlight=False,
+        markup=False,
+    )
 
 
 def _show(

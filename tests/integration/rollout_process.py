@@ -65,14 +65,19 @@ def main(folder: Path, last_step: int) -> None:
         buffer=buffer,
     )
     try:
-        train(folder, last_step, worker, WeightPublisher(worker, engine), trained)
+        train(folder, last_step, worker, WeightPublisher(worker, engine), trained, buffer)
     finally:
         worker.stop()
         buffer.close()
 
 
 def train(
-    folder: Path, last_step: int, worker: RolloutWorker, publisher: WeightPublisher, trained: dict[str, list[str]]
+    folder: Path,
+    last_step: int,
+    worker: RolloutWorker,
+    publisher: WeightPublisher,
+    trained: dict[str, list[str]],
+    buffer: TrajectoryBuffer,
 ) -> None:
     step = len(trained)
     worker.update_model_version(step)
@@ -90,6 +95,7 @@ def train(
         if step % 2 == 0:
             (folder / "checkpoint.tmp").write_text(json.dumps(trained))
             os.replace(folder / "checkpoint.tmp", folder / "checkpoint.json")
+            buffer.prune(step)
 
 
 if __name__ == "__main__":

@@ -73,9 +73,11 @@ def test_ends_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path, end, t
     assert set(times_trained.values()) == {1}
 
     with BufferView(tmp_path / "buffer.db") as view:
+        trained = view.episodes(state="consumed", limit=-1)
         fates = {row.episode_id: row.state for row in view.ledger()}
         groups = view.group_states()
         incarnations = max(row.incarnation for row in view.ledger())
+    assert all(row.pruned for row in trained), "a kill left tokens behind that the last checkpoint's step pruned"
     witnessed = (tmp_path / "stored.log").read_text().split()
     assert len(witnessed) == len(set(witnessed)), "an episode was stored twice"
     assert set(witnessed) <= fates.keys(), "an accepted episode was lost"

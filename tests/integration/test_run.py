@@ -130,12 +130,30 @@ def test_an_evaluation_during_training_is_of_one_version(config, tmp_path, mode)
     assert len(rows) == 4 * 4  # four tasks are held out
 
 
+def test_episodes_that_no_resume_needs_are_pruned_where_the_run_says_so(config, tmp_path, capsys):
+    status, output = run(config, "rollout.keep_steps=1")
+    assert status == 0, output
+    directory = tmp_path / "run"
+    assert_each_trajectory_had_one_fate(directory, STEPS)
+    with BufferView(directory / "buffer.sqlite") as buffer:
+        consumed = {row.episode_id: row for row in buffer.episodes(state="consumed", limit=-1)}
+    pruned = {row.consumed_step for row in consumed.values() if row.pruned}
+    assert pruned == {1, 2}  # when step 6 was trained, a resume might have begun at checkpoint 2
+    assert {row.consumed_step for row in consumed.values() if not row.pruned} == {3, 4, 5, 6}
+    assert main(["view", str(directory), "--limit", "1000"]) == 0
+    assert " consumed, pruned " in capsys.readouterr().out
+    assert main(["view", str(directory), next(e for e, row in consumed.items() if row.pruned)]) == 0
+    assert "pruned: its tokens and messages are forgotten" in capsys.readouterr().out
+    assert run(config, "--resume", "trainer.steps=8", "rollout.keep_steps=1")[0] == 0
+    assert_each_trajectory_had_one_fate(directory, 8)
+
+
 def kill_at_random_moments(config: Path, run_dir: Path, kills: int, seed: int) -> None:
     """Kill -9 a run that would not end by itself, time and again; then it must go on, and be whole."""
     rng = random.Random(seed)
     for _ in range(kills):
         resumed = (run_dir / "config.yaml").is_file()
-        process = start(config, *(["--resume"] if resumed else []), "trainer.steps=10000")
+        process = start(config, *(["--resume"] if resumed else []), "trainer.steps=10000", "rollout.keep_steps=0")
         time.sleep(rng.uniform(3, 14))  # the moment is the point of the test
         ended = process.poll()
         os.killpg(process.pid, signal.SIGKILL)

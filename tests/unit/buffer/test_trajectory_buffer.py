@@ -186,6 +186,93 @@ def test_a_checkpoint_ahead_of_the_buffer_is_refused(buffer):
     assert buffer.begin(1) == 2
 
 
+def pruned(path) -> dict[str, bool]:
+    with BufferView(path) as view:
+        return {row.episode_id: row.pruned for row in view.episodes(limit=-1)}
+
+
+def test_pruning_forgets_what_was_trained_and_keeps_the_ledger(buffer, path):
+    specs = [fill(buffer, seq) for seq in range(3)]
+    for step, spec in enumerate(specs, 1):
+        buffer.consume(step, episodes_of(spec))
+        buffer.keep_trained_logprobs(step, {e: [np.zeros(3, np.float32)] for e in episodes_of(spec)[spec.group_id]})
+    before = fates(path)
+    with BufferView(path) as view:
+        rewards = {row.episode_id: row.reward for row in view.episodes()}
+    assert buffer.prune(2) == 4
+    assert buffer.prune(2) == 0
+    assert fates(path) == before
+    assert {e for e, gone in pruned(path).items() if gone} == {e for s in specs[:2] for e in episodes_of(s)[s.group_id]}
+    first, last = specs[0].episode(0).episode_id, specs[2].episode(0).episode_id
+    with BufferView(path) as view:
+        assert {row.episode_id: row.reward for row in view.episodes()} == rewards
+        assert view.episode(first).action_tokens == 2
+        assert view.trained_logprobs(first) is None
+        with pytest.raises(BufferStateError, match=rf"{first} .*was pruned"):
+            view.trajectory(first)
+        assert view.trajectory(last).action_tokens == 2
+        assert view.trained_logprobs(last) is not None
+    assert len(buffer.group_rewards()) == 3
+
+
+def test_pruning_covers_what_came_to_nothing_and_leaves_what_may_still_be_trained(buffer, path):
+    dropped, expired, ready, young = group(0), fill(buffer, 1), fill(buffer, 2), group(4)
+    in_flight = group(3)
+    for spec, version in ((dropped, 0), (in_flight, 0), (young, 5)):
+        buffer.start_group(spec)
+        buffer.store(trajectory(spec.episode(0), version=version))
+        buffer.store(trajectory(spec.episode(1), reward=None, version=version))
+    buffer.drop_group(dropped.group_id, "no signal")
+    buffer.drop_group(young.group_id, "no signal")
+    buffer.expire(episodes_of(expired)["g1"], ["g1"])
+    held_out = {version: group(9 + version) for version in (0, 5)}
+    for version, spec in held_out.items():
+        buffer.store(trajectory(spec.episode(0), version=version), evaluation=True)
+    buffer.consume(5, episodes_of(fill(buffer, 5)))
+    buffer.prune(4)
+    forgotten = {episode_id.split(".")[0] for episode_id, gone in pruned(path).items() if gone}
+    assert forgotten == {"g0", "g1", "g9"}
+    assert [g.spec for g in buffer.ready_groups()] == [ready]
+    buffer.close()
+    resumed = TrajectoryBuffer.open(path)
+    resumed.begin(4)
+    assert [len(g.members) for g in resumed.interrupted_groups()] == [2]
+    assert [g.spec.seq for g in resumed.ready_groups()] == [2, 5]
+    resumed.close()
+
+
+def test_a_resume_from_before_what_was_pruned_is_refused(buffer, path):
+    for step in (1, 2, 3):
+        buffer.consume(step, episodes_of(fill(buffer, step)))
+    buffer.prune(2)
+    buffer.close()
+    resumed = TrajectoryBuffer.open(path)
+    with pytest.raises(BufferStateError, match=r"at step 1, .*up to step 2 \(rollout.keep_steps\): resume from"):
+        resumed.begin(1)
+    assert resumed.begin(2) == 2
+    assert [len(g.members) for g in resumed.ready_groups()] == [2]
+    resumed.close()
+
+
+def test_a_buffer_that_prunes_stops_growing(buffer, path):
+    def play(first: int, last: int) -> int:
+        for step in range(first, last):
+            spec = group(step)
+            buffer.start_group(spec)
+            for member in range(2):
+                told = trajectory(spec.episode(member), reward=float(member))
+                noise = np.random.default_rng(step).bytes(20_000).hex()
+                buffer.store(replace(told, messages=({"role": "user", "content": noise},)))
+            buffer.accept_group(spec.group_id)
+            buffer.consume(step, episodes_of(spec))
+            buffer.prune(step - 2)
+        buffer._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return path.stat().st_size
+
+    early = play(1, 10)
+    assert play(10, 25) < early + 50_000  # 15 steps of 40 kB each
+
+
 def test_dropping_a_group_drops_its_pending_members_alone(buffer, path):
     spec = group(0)
     buffer.start_group(spec)

@@ -212,6 +212,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def save_checkpoint(self):
         self.checkpoint = (self.history, dict(self.trained))
 
+    @rule()
+    def prune_what_no_resume_needs(self):
+        self.buffer.prune(len(self.checkpoint[0]) - 1)
+
     @rule(really=st.sampled_from([False, False, True]))
     def kill_and_resume(self, really):
         if really:
