@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -108,27 +108,32 @@ class Session(ChatClient):
                 ended or its deadline passed.
             EngineError: the engine failed. What was recorded before stands.
         """
-        async with aclosing(self.stream(request)) as parts:
+        async with aclosing(self._answers(request, live=False)) as parts:
             async for part in parts:
                 if isinstance(part, RecordedReply):
                     return part
         raise EngineError(f"session {self.session_id}: a stream ended without its reply")
 
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[TextDelta | RecordedReply, None]:
+    def stream(self, request: ChatRequest) -> AsyncGenerator[TextDelta | RecordedReply, None]:
         """As `reply`, piece by piece: the deltas make up the content of the reply, which comes last.
 
         Leaving the generator aborts the request, and nothing is recorded.
         """
+        return self._answers(request, live=True)
+
+    async def _answers(self, request: ChatRequest, *, live: bool) -> AsyncGenerator[TextDelta | RecordedReply, None]:
+        """As `stream`; where it is not `live`, the whole content is the one delta."""
         # A form that the client insists on is met by sampling again, which is sampling under the condition.
         model = self._model(request.policy_id)
         free = self._evaluation is not None or not model.trained
         attempts = _ATTEMPTS if free and request.constrained else 1
+        live = live and attempts == 1
         for attempt in range(attempts):
             prepared = self._prepare(model, request, attempt)
             speech = Speech(model.chat, request.stop)
-            async with aclosing(self._sample(prepared)) as chunks:
+            async with aclosing(self._sample(prepared, live=live)) as chunks:
                 async for chunk in chunks:
-                    if attempts == 1:
+                    if live:
                         for delta in speech.hear(chunk.token_ids):
                             yield delta
                     if chunk.completion is None:
@@ -274,7 +279,8 @@ class Session(ChatClient):
             ),
         )
 
-    async def _sample(self, prepared: _Prepared) -> AsyncGenerator[Chunk, None]:
+    async def _sample(self, prepared: _Prepared, *, live: bool) -> AsyncGenerator[Chunk, None]:
+        """The chunks of an answer; where it is not `live`, the last one alone."""
         self._lineages[prepared.lineage] = True
         granted: int | None = None
         used: int | None = None
@@ -286,7 +292,7 @@ class Session(ChatClient):
             engine = prepared.model.engine
             stream = uninterrupted(engine, prepared.context_ids, sampling, session_id=prepared.lineage)
             async with aclosing(stream):
-                while (chunk := await self._bounded(anext(stream, None))) is not None:
+                while (chunk := await self._bounded(anext(stream, None) if live else _last(stream))) is not None:
                     if chunk.completion is not None:
                         used = len(chunk.completion.token_ids)
                     yield chunk
@@ -382,6 +388,13 @@ class Session(ChatClient):
         except TimeoutError:
             self._check_open()
             raise
+
+
+async def _last(stream: AsyncIterator[Chunk]) -> Chunk | None:
+    last: Chunk | None = None
+    async for chunk in stream:
+        last = chunk
+    return last
 
 
 def _sum(one: Usage, other: Usage) -> Usage:

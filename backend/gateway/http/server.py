@@ -67,6 +67,7 @@ class GatewayServer:
             lifespan="off",
             log_level="warning",
             access_log=False,
+            proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_GRACE_S,
         )
