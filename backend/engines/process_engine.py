@@ -19,6 +19,7 @@ import torch
 from sparring.backend.engines.base import WeightSource
 from sparring.backend.engines.client import WorkerClient
 from sparring.backend.engines.shared_weights import SharedWeights, open_shared_file
+from sparring.backend.onednn import BOUNDED_KERNEL_CACHES
 from sparring.config import LoraConfig
 from sparring.errors import EngineError
 
@@ -29,9 +30,14 @@ _T = TypeVar("_T")
 _LONGEST_LINE = 1 << 28  # bytes; a status or a completion is far below
 _EXIT_DEADLINE_S = 10.0
 _STATUS_DEADLINE_S = 1.0
-# For glibc: keep freed megabytes instead of giving them back. Else every large intermediate of every step is mapped,
-# zeroed and unmapped anew; attention over the new tokens of a next turn then takes twice the time.
-_KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
+# For glibc: keep some freed megabytes instead of giving them back, in one heap for all threads. Else every large
+# intermediate of every step is mapped, zeroed and unmapped anew; attention over the new tokens of a next turn then
+# takes twice the time.
+_KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 25),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 26),
+    "MALLOC_ARENA_MAX": "1",
+}
 
 
 class _Staged:
@@ -114,6 +120,7 @@ class ProcessEngine(WorkerClient):
             "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads of two torch processes stall each other for minutes
             "TOKENIZERS_PARALLELISM": "false",
             **_KEEP_MEMORY,
+            **BOUNDED_KERNEL_CACHES,
         }
         with theirs:
             # -P: the working directory, often a repository's root, must not shadow installed packages

@@ -37,8 +37,9 @@ class SlotCache:
     """Keys `[layer, slot, head, D, T]`, values `[layer, slot, head, T, D]`.
 
     Keys lie transposed: a decoding row multiplies (queries of a head x D) by (D x T), and with T innermost that
-    product runs twice as fast on a CPU as with D innermost. T starts small and doubles when a sequence needs it, up to
-    `length`. Memory starts as zeros, and stale entries are finite, so a mask of -inf is enough to leave them out.
+    product runs twice as fast on a CPU as with D innermost. T starts small and grows by a quarter when a
+    sequence needs it, up to `length`. Memory starts as zeros, and stale entries are finite, so a mask of -inf is enough
+    to leave them out.
     """
 
     def __init__(self, *, layers: int, slots: int, heads: int, key_dim: int, value_dim: int, length: int,
@@ -58,9 +59,8 @@ class SlotCache:
         if length <= self._length:
             return
         old_length, old_keys, old_values = self._length, self.keys, self.values
-        while self._length < length:
-            self._length *= 2
-        self._allocate(min(self._length, self._longest))
+        grown = _round_up(max(length, self._length + self._length // 4))
+        self._allocate(min(grown, self._longest))
         self.keys[..., :old_length] = old_keys
         self.values[..., :old_length, :] = old_values
 

@@ -21,7 +21,7 @@ from sparring.eval_display import EvalProgress, print_results
 from sparring.eval_log import EvalLog
 from sparring.eval_subject import Subject, find_subject
 from sparring.evaluation import EvalEpisode
-from sparring.wiring import make_engine, make_policy, sampling_params, set_thread_environment, sigterm_as_interrupt
+from sparring.wiring import make_engine, make_policy, sampling_params, set_torch_environment, sigterm_as_interrupt
 
 if TYPE_CHECKING:
     from sparring.backend.buffer import GroupSpec
@@ -80,7 +80,7 @@ def evaluate(request: EvalRequest) -> int:
     plans = [_plan(env, request, subject.config.seed) for env in envs]
     sampling = _sampling(request, subject)
     log = EvalLog(request.out, _settings(request, subject, sampling))
-    set_thread_environment(subject.config)
+    set_torch_environment(subject.config)
     try:
         with sigterm_as_interrupt():
             asyncio.run(_Evaluation(request, subject, sampling, log, console).play(plans))

@@ -22,7 +22,7 @@ from sparring.wiring import (
     make_engine,
     make_policy,
     sampling_params,
-    set_thread_environment,
+    set_torch_environment,
     sigterm_as_interrupt,
 )
 
@@ -47,7 +47,7 @@ def train(loaded: LoadedConfig, *, resume: bool = False) -> int:
     directory = RunDirectory.open(loaded, resume=resume)
     console = Console() if Console().is_terminal else Console(width=160)
     if directory.finished_steps < loaded.config.trainer.steps:
-        set_thread_environment(loaded.config)
+        set_torch_environment(loaded.config)
         try:
             with sigterm_as_interrupt(), ExitStack() as stack:
                 _Run(loaded, directory, console, stack).play(resume=resume)

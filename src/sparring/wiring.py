@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.agents.native import NativePolicy
 from sparring.agents.policy import Policy
+from sparring.backend.onednn import BOUNDED_KERNEL_CACHES
 from sparring.config import LoraConfig, RunConfig
 from sparring.errors import ConfigError
 from sparring.plugins import load_attribute
@@ -19,7 +20,7 @@ from sparring.plugins import load_attribute
 if TYPE_CHECKING:
     from sparring.backend.engines.base import Engine, SamplingParams
 
-__all__ = ["make_engine", "make_policy", "sampling_params", "set_thread_environment", "sigterm_as_interrupt"]
+__all__ = ["make_engine", "make_policy", "sampling_params", "set_torch_environment", "sigterm_as_interrupt"]
 
 
 def make_policy(config: RunConfig) -> Policy:
@@ -66,11 +67,16 @@ def sampling_params(config: RunConfig) -> SamplingParams:
     return SamplingParams(**config.sampling.model_dump())
 
 
-def set_thread_environment(config: RunConfig) -> None:
+def set_torch_environment(config: RunConfig) -> None:
     """Before torch is imported: its threads, those of two processes, must not spin on each other's cores."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(config.trainer.threads))
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    defaults = {
+        "OMP_NUM_THREADS": str(config.trainer.threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+        **BOUNDED_KERNEL_CACHES,
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
 
 
 @contextmanager
