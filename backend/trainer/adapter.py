@@ -17,7 +17,7 @@ from peft import inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sparring.backend.lora import ADAPTER_FILE, FILE_PREFIX, adapted_layers, read_adapter
 from sparring.config import LoraConfig
@@ -88,7 +88,7 @@ def merged(model: nn.Module, named: Iterable[tuple[str, Tensor]]) -> Iterator[tu
             yield name.replace(".base_layer.", "."), tensor
 
 
-def save_adapter(folder: Path, model: PreTrainedModel, lora: LoraConfig) -> None:
+def save_adapter(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lora: LoraConfig) -> None:
     """Write the adapter as PEFT does: `PeftModel.from_pretrained(base, folder)` loads it, SGLang and vLLM serve it."""
     tensors = {f"{FILE_PREFIX}{name}": p.detach().cpu().contiguous() for name, p in adapter_tensors(model).items()}
     save_file(tensors, folder / ADAPTER_FILE, metadata={"format": "pt"})
@@ -102,6 +102,7 @@ def save_adapter(folder: Path, model: PreTrainedModel, lora: LoraConfig) -> None
         base_model_name_or_path=model.name_or_path,
         inference_mode=True,
     ).save_pretrained(str(folder))
+    tokenizer.save_pretrained(folder)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import random
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,10 @@ from sparring.config import LoraConfig
 from sparring.errors import ConfigError, TrainerError
 
 __all__ = [
+    "KeptCheckpoints",
     "checkpoint_step",
     "latest_checkpoint",
     "load_checkpoint",
-    "prune_checkpoints",
     "save_checkpoint",
     "save_model",
 ]
@@ -110,8 +110,7 @@ def save_checkpoint(
             if lora is None:
                 save_model(partial, model, tokenizer)
             else:
-                save_adapter(partial, model, lora)
-                tokenizer.save_pretrained(partial)
+                save_adapter(partial, model, tokenizer, lora)
             tensors, scalars = _flatten_optimizer(optimizer, dict(model.named_parameters()))
             save_file(tensors, partial / "optimizer.safetensors")
             save_file(_torch_rng(), partial / "rng.safetensors")
@@ -133,11 +132,37 @@ def save_checkpoint(
     return final
 
 
-def prune_checkpoints(run_dir: Path, *, newest: int, spared: Collection[int] = ()) -> None:
-    """Remove all checkpoints but the newest few and those of the spared steps."""
-    for folder in _checkpoints(run_dir)[:-newest]:
-        if checkpoint_step(folder) not in spared:
-            shutil.rmtree(folder, ignore_errors=True)
+class KeptCheckpoints:
+    """Which checkpoints of a run stay: the newest few, and those whose evaluations were best.
+
+    While an evaluation is under way, training goes on and writes more: the checkpoint of its step stays until then.
+    """
+
+    def __init__(self, run_dir: Path, *, newest: int, best: int) -> None:
+        self._run_dir, self._newest, self._best = run_dir, newest, best
+        self._awaited: set[int] = set()
+
+    def await_evaluation(self, step: int) -> bool:
+        """The weights of `step` will be evaluated now. Whether they need a checkpoint for it."""
+        if self._best:
+            self._awaited.add(step)
+        return bool(self._best)
+
+    def evaluated(self, step: int, rewards: Mapping[int, float]) -> None:
+        self._awaited.discard(step)
+        self.prune(rewards)
+
+    def prune(self, rewards: Mapping[int, float]) -> None:
+        """Remove all others.
+
+        Args:
+            rewards: held-out reward by the step that was evaluated; of equal ones the earlier is the better.
+        """
+        ranked = sorted((step for step in rewards if step > 0), key=lambda step: (-rewards[step], step))
+        spared = self._awaited.union(ranked[: self._best])
+        for folder in _checkpoints(self._run_dir)[: -self._newest]:
+            if checkpoint_step(folder) not in spared:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def load_checkpoint(

@@ -12,17 +12,19 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from sparring.backend.objectives.advantages import normalise, per_turn_rewards
 from sparring.backend.objectives.base import CriticSpec
 from sparring.backend.objectives.gae import gae
 from sparring.backend.trainer.head import Scores
 from sparring.backend.trainer.packing import PackedRow, Sample, pack
+from sparring.backend.trainer.policy import load_policy
 from sparring.backend.trainer.step import Step
 from sparring.errors import TrainerError
 from sparring.types import Group, Trajectory
 
-__all__ = ["Critic", "Targets", "credit_episode"]
+__all__ = ["Critic", "Targets", "credit_episode", "make_critic"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +140,17 @@ class Critic:
                     parameter.copy_(tensor)
             else:
                 self._optimizer.state[parameter][key] = tensor if key == "step" else tensor.to(parameter.device)
+
+
+def make_critic(
+    spec: CriticSpec, policy: PreTrainedModel, model_path: str | Path, compute_dtype: torch.dtype, device: torch.device
+) -> Critic:
+    """A critic on the policy's states, or on a second model, trained whole."""
+    trunk: Any = None
+    if spec.own_model:
+        trunk = load_policy(model_path, compute_dtype)[0].to(device)  # type: ignore[arg-type]
+        trunk.get_output_embeddings().requires_grad_(trunk.config.tie_word_embeddings)
+    return Critic(spec, trunk, policy.config.get_text_config().hidden_size, device)
 
 
 def credit_episode(

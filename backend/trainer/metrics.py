@@ -89,6 +89,9 @@ class StepMeter:
 class MetricsFile:
     """`metrics.jsonl`: one record a line, in the order of steps, flushed as written.
 
+    Attributes:
+        rewards: held-out reward by the step that was evaluated.
+
     Args:
         resume_from: step of the checkpoint that the run goes on from: records of later steps are removed, since those
             steps happen again. None starts the file anew.
@@ -101,10 +104,10 @@ class MetricsFile:
         partial.write_text("".join(json.dumps(r) + "\n" for r in kept))
         os.replace(partial, path)
         self._path = path
-        self._evaluated = {r["step"] for r in kept if r["kind"] == "evaluation"}
+        self.rewards = {r["step"]: r.get("reward", -math.inf) for r in kept if r["kind"] == "evaluation"}
 
     def evaluated(self, step: int) -> bool:
-        return step in self._evaluated
+        return step in self.rewards
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append a record with keys `step` and `kind` ("step" or "evaluation").
@@ -121,7 +124,7 @@ class MetricsFile:
         except OSError as error:
             raise TrainerError(f"cannot write {self._path}: {error}") from error
         if record["kind"] == "evaluation":
-            self._evaluated.add(record["step"])
+            self.rewards[record["step"]] = record.get("reward", -math.inf)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

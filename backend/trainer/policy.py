@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from sparring.backend.trainer.adapter import add_adapter
+from sparring.backend.trainer.adapter import StartingPolicy, add_adapter, is_adapted
 from sparring.backend.trainer.head import install_head
 from sparring.config import LoraConfig, SamplingConfig
 from sparring.errors import ConfigError
 
-__all__ = ["load_policy", "quiet", "refuse_truncated_sampling"]
+__all__ = ["load_policy", "load_reference", "quiet", "refuse_truncated_sampling"]
 
 
 def load_policy(
@@ -45,6 +46,16 @@ def load_policy(
             module.p = 0.0  # the sampler has none: with it, the ratio would be noise
     install_head(model, compute_dtype)
     return model, tokenizer
+
+
+def load_reference(
+    policy: PreTrainedModel, model_path: str | Path, compute_dtype: torch.dtype, device: torch.device
+) -> Any:
+    """The policy that the run starts from, frozen, for KL terms: a second model, or an adapted policy's own base."""
+    if is_adapted(policy):
+        return StartingPolicy(policy)
+    reference: Any = load_policy(model_path, compute_dtype)[0]
+    return reference.requires_grad_(False).to(device)
 
 
 def refuse_truncated_sampling(sampling: SamplingConfig) -> None:

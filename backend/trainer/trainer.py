@@ -24,17 +24,17 @@ from transformers import PrinterCallback
 
 from sparring.backend.folders import written_aside
 from sparring.backend.objectives import Objective, load_objective
-from sparring.backend.trainer.adapter import StartingPolicy, merged, save_adapter, served_name
+from sparring.backend.trainer.adapter import merged, save_adapter, served_name
 from sparring.backend.trainer.checkpoint import (
+    KeptCheckpoints,
     checkpoint_step,
     latest_checkpoint,
     load_checkpoint,
-    prune_checkpoints,
     save_checkpoint,
     save_model,
 )
 from sparring.backend.trainer.compiled import compile_layers
-from sparring.backend.trainer.critic import Critic
+from sparring.backend.trainer.critic import make_critic
 from sparring.backend.trainer.evaluations import HeldOutEvaluations
 from sparring.backend.trainer.interrupt import InterruptGuard
 from sparring.backend.trainer.loop import LifeCycle, Steps, from_main
@@ -42,10 +42,11 @@ from sparring.backend.trainer.metrics import MetricsFile, StepMeter
 from sparring.backend.trainer.optimizer import make_optimizer, plain_optimizer
 from sparring.backend.trainer.packing import PackedRow, Sample, pack, split_rows
 from sparring.backend.trainer.passes import prepare_step, proximal_of, score_rows, with_reward_kl
-from sparring.backend.trainer.policy import load_policy, refuse_truncated_sampling
+from sparring.backend.trainer.policy import load_policy, load_reference, refuse_truncated_sampling
 from sparring.backend.trainer.probe import DriftReport, probe
 from sparring.backend.trainer.protocols import BatchSource, StartEvaluation, WeightPublisher
 from sparring.backend.trainer.rejected import keep_batch
+from sparring.backend.trainer.sinks import Sinks, check_sinks
 from sparring.backend.trainer.step import (
     Scored,
     Step,
@@ -102,8 +103,9 @@ class AgentTrainer(AsyncGRPOTrainer):
         objective: Objective | None = None,
         batch_timeout_s: float = 3600.0,
     ) -> None:
-        refuse_truncated_sampling(config.sampling)
         knobs = config.trainer
+        refuse_truncated_sampling(config.sampling)
+        check_sinks(knobs.report_to)
         torch.set_num_threads(knobs.threads)
         self.run_config = config
         self.objective: Objective = objective or load_objective(config.objective.name, config.objective.kwargs)
@@ -152,8 +154,10 @@ class AgentTrainer(AsyncGRPOTrainer):
         self.rollout_worker = source if self._main else None  # type: ignore[assignment]
         self.weight_transfer = publisher if self._main else None  # type: ignore[assignment]
         self._policy, self._tokenizer = model, tokenizer
-        self._reference = self._load_reference(model_path) if self.objective.needs_reference else None
-        self._critic = self._make_critic(model_path)
+        beside = model, model_path, getattr(torch, knobs.dtype), self.args.device
+        self._reference = load_reference(*beside) if self.objective.needs_reference else None
+        spec = self.objective.critic
+        self._critic = make_critic(spec, *beside) if spec is not None else None
         self._scheduler = scheduler
         self._run_dir = Path(run_dir)
         self._evaluations = HeldOutEvaluations(evaluate, config, self._report) if evaluate and self._main else None
@@ -171,29 +175,14 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._step: Step | None = None
         self._scored: list[dict[int, Scored]] = []
         self._metrics_file: MetricsFile | None = None
+        self._sinks: Sinks | None = None
+        self._kept = KeptCheckpoints(self._run_dir, newest=knobs.keep_checkpoints, best=knobs.keep_best)
         self.drift: DriftReport | None = None
         self.remove_callback(PrinterCallback)
         self.add_callback(LifeCycle(self))
 
     def _send_telemetry(self) -> None:
         """TRL's trainers report their construction to the hub; ours tells nobody."""
-
-    def _load_reference(self, model_path: str | Path) -> Any:
-        """The policy that the run starts from, frozen, for KL terms."""
-        if self.run_config.trainer.lora is not None:
-            return StartingPolicy(self._policy)
-        reference: Any = load_policy(model_path, getattr(torch, self.run_config.trainer.dtype))[0]
-        return reference.requires_grad_(False).to(self.args.device)
-
-    def _make_critic(self, model_path: str | Path) -> Critic | None:
-        spec = self.objective.critic
-        if spec is None:
-            return None
-        trunk: Any = None
-        if spec.own_model:
-            trunk = load_policy(model_path, getattr(torch, self.run_config.trainer.dtype))[0].to(self.args.device)  # type: ignore[arg-type]
-            trunk.get_output_embeddings().requires_grad_(trunk.config.tie_word_embeddings)
-        return Critic(spec, trunk, self._policy.config.get_text_config().hidden_size, self.args.device)
 
     # ---- the run ----
 
@@ -214,11 +203,14 @@ class AgentTrainer(AsyncGRPOTrainer):
                 if checkpoint_on_interrupt and self.state.global_step > 0 and not self._guard.held:
                     self.save_checkpoint()
                 raise
+            finally:
+                if self._sinks is not None:
+                    self._sinks.close()
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint of the steps done, atomically, unless there is one. The main rank writes."""
         step = self.state.global_step
-        if not self._main or (self._run_dir / f"checkpoint-{step}").exists():
+        if self._metrics_file is None or (self._run_dir / f"checkpoint-{step}").exists():
             return
         with self._timed("checkpoint"):
             save_checkpoint(
@@ -231,7 +223,7 @@ class AgentTrainer(AsyncGRPOTrainer):
                 lora=self.run_config.trainer.lora,
                 also=self._critic.save if self._critic is not None else None,
             )
-            prune_checkpoints(self._run_dir, newest=self.run_config.trainer.keep_checkpoints)
+            self._kept.prune(self._metrics_file.rewards)
 
     def write_model(self, folder: Path, chat_template: str, adapter: Path | None = None) -> None:
         """Write the policy as a bfloat16 Hugging Face folder, with the chat template that it was trained under.
@@ -242,10 +234,9 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._tokenizer.chat_template = chat_template
         with written_aside(folder) as partial:
             save_model(partial, self._policy, self._tokenizer, torch.bfloat16)
-        if adapter is not None and self.run_config.trainer.lora is not None:
+        if adapter is not None and (lora := self.run_config.trainer.lora) is not None:
             with written_aside(adapter) as partial:
-                save_adapter(partial, self._policy, self.run_config.trainer.lora)
-                self._tokenizer.save_pretrained(partial)
+                save_adapter(partial, self._policy, self._tokenizer, lora)
 
     def publish(self) -> None:
         """Send the weights to the engine as version `global_step`."""
@@ -442,7 +433,8 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._seconds.clear()
         self._step_began = time.perf_counter()
         every = self.run_config.trainer.checkpoint_every
-        if (every and step % every == 0) or step >= self.state.max_steps:
+        wanted = self._evaluations is not None and self._evaluations.due(step) and self._kept.await_evaluation(step)
+        if (every and step % every == 0) or step >= self.state.max_steps or wanted:
             self.save_checkpoint()
         self._guard.release()
         if held and from_main(self.accelerator, lambda: self._may_publish(step)):
@@ -455,7 +447,9 @@ class AgentTrainer(AsyncGRPOTrainer):
     def _begin(self) -> None:
         step = self.state.global_step
         if self._main:
-            self._metrics_file = MetricsFile(self._run_dir / "metrics.jsonl", step if self._resume else None)
+            resume_from = step if self._resume else None
+            self._metrics_file = MetricsFile(self._run_dir / "metrics.jsonl", resume_from)
+            self._sinks = Sinks(self.run_config, self._run_dir, resume_from)
             self._publisher.init_weight_transfer()
         self.publish()
         if self._main and self._probe_sequences is not None:
@@ -482,8 +476,12 @@ class AgentTrainer(AsyncGRPOTrainer):
             self._metrics_file.write(record)
         except TrainerError as error:
             raise TrainerError(f"{error}; {self._keep_batch(str(error))}") from error
+        if self._sinks is not None:
+            self._sinks.write(record)
         if self._on_step is not None:
             self._on_step(record)
+        if record["kind"] == "evaluation":
+            self._kept.evaluated(record["step"], self._metrics_file.rewards)
 
     def _keep_batch(self, problem: str) -> str:
         """Write the batch in hand down for inspection, and say how to look at it."""

@@ -166,7 +166,13 @@ class TrainerConfig(_Section):
     gradient_checkpointing: bool = False
     compile: bool = Field(False, description="fuse the layers' elementwise work; the first steps take a minute more")
     checkpoint_every: int = Field(10, ge=0, description="steps between checkpoints; 0: at the end alone")
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: int = Field(2, ge=1, description="the newest so many checkpoints are kept")
+    keep_best: int = Field(
+        0, ge=0, description="and those of the so many evaluations with the greatest reward, the earlier at equal reward"
+    )
+    report_to: list[Literal["tensorboard", "trackio", "wandb"]] = Field(
+        default_factory=list, description="where the numbers of metrics.jsonl go besides"
+    )
     max_logprob_drift: float | None = Field(
         None, gt=0, description="the probe refuses above this mean |Δ log p|; default 0.1 in bfloat16, 0.001 in float32"
     )

@@ -70,6 +70,7 @@ class _Run:
         from sparring.backend.objectives import load_objective
         from sparring.backend.rollout import RolloutWorker
         from sparring.backend.trainer.policy import refuse_truncated_sampling
+        from sparring.backend.trainer.sinks import check_sinks
 
         config = loaded.config
         self.config, self.directory, self.console = config, directory, console
@@ -78,6 +79,7 @@ class _Run:
         policy = make_policy(config)
         load_objective(config.objective.name, config.objective.kwargs)  # an error in it is told before anything starts
         refuse_truncated_sampling(config.sampling)
+        check_sinks(config.trainer.report_to)
         console.print(f"run folder {directory.root}; preparing the model {config.model.path}", highlight=False)
         model = resolve_model(config.model.path)
         self.chat = ChatFormat.load(
@@ -213,5 +215,5 @@ class _Run:
             if lora is None:
                 save_model(partial, policy, tokenizer)
             else:
-                save_adapter(partial, policy, lora)
+                save_adapter(partial, policy, tokenizer, lora)
         return folder

@@ -31,7 +31,7 @@ from sparring.backend.trainer.probe import probe
 from sparring.backend.trainer.trainer import AgentTrainer
 from sparring.backend.trainer.warm_start import warm_start
 from sparring.config import EngineConfig, LoraConfig, ObjectiveConfig
-from sparring.errors import ConfigError, TrainerError
+from sparring.errors import ConfigError, EngineError, TrainerError
 from sparring.types import TokenSequence, Turn
 
 LORA = LoraConfig(rank=4, alpha=8)
@@ -51,6 +51,11 @@ def stir(model, scale=0.05, seed=0):
 def adapted(tiny_qwen3):
     torch.manual_seed(0)
     return stir(load_policy(tiny_qwen3, torch.float32, LORA)[0])
+
+
+@pytest.fixture
+def tokenizer(tiny_qwen3):
+    return AutoTokenizer.from_pretrained(tiny_qwen3)
 
 
 @pytest.fixture
@@ -239,17 +244,17 @@ def test_peft_loads_the_checkpoint_and_transformers_the_merged_model(make_traine
     assert (description["r"], description["lora_alpha"]) == (4, 8)
 
 
-def test_a_merged_folder_in_full_precision_is_the_policy(adapted, tiny_qwen3, tmp_path):
-    save_model(tmp_path / "merged", adapted, AutoTokenizer.from_pretrained(tiny_qwen3), torch.float32)
+def test_a_merged_folder_in_full_precision_is_the_policy(adapted, tokenizer, tmp_path):
+    save_model(tmp_path / "merged", adapted, tokenizer, torch.float32)
     torch.testing.assert_close(
         logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")), logits_of(adapted), rtol=0, atol=1e-5
     )
 
 
-def test_an_adapter_s_folder_stands_for_its_merged_model(adapted, tmp_path):
+def test_an_adapter_s_folder_stands_for_its_merged_model(adapted, tmp_path, tokenizer):
     folder = tmp_path / "adapter"
     folder.mkdir()
-    save_adapter(folder, adapted, LORA)
+    save_adapter(folder, adapted, tokenizer, LORA)
     found = resolve_model(str(folder))
     assert found == folder / "merged"
     again = AutoModelForCausalLM.from_pretrained(found, dtype=torch.float32)
@@ -260,17 +265,17 @@ def test_an_adapter_s_folder_stands_for_its_merged_model(adapted, tmp_path):
     assert (resolve_model(str(folder)) / "config.json").stat().st_mtime_ns > made
 
 
-def test_an_adapter_whose_base_is_gone_is_refused(adapted, tmp_path):
+def test_an_adapter_whose_base_is_gone_is_refused(adapted, tmp_path, tokenizer):
     folder = tmp_path / "adapter"
     folder.mkdir()
     adapted.name_or_path = str(tmp_path / "gone")
-    save_adapter(folder, adapted, LORA)
+    save_adapter(folder, adapted, tokenizer, LORA)
     with pytest.raises(ConfigError, match=r"cannot merge the adapter in .*gone"):
         resolve_model(str(folder))
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_the_adapter_of_its_warm_start(tiny_qwen3, make_trainer, kit, tmp_path):
+def test_a_run_goes_on_from_the_adapter_of_its_warm_start(tiny_qwen3, make_trainer, kit, tmp_path, tokenizer):
     rng = np.random.default_rng(0)
     sequences = [kit.make_sequence(rng, rng.integers(0, 250, 6)) for _ in range(4)]
     torch.manual_seed(0)
@@ -279,7 +284,7 @@ def test_a_run_goes_on_from_the_adapter_of_its_warm_start(tiny_qwen3, make_train
     assert losses[-1] < losses[0] - 1
     folder = tmp_path / "warm"
     folder.mkdir()
-    save_adapter(folder, policy, LORA)
+    save_adapter(folder, policy, tokenizer, LORA)
     trainer = make_trainer(adapter=folder, steps=1)
     trainer.train()
     start = {name: p.detach() for name, p in adapter_tensors(policy).items()}
@@ -342,12 +347,11 @@ def test_the_layers_are_those_that_peft_would_choose(tiny_qwen3):
         assert {f"base_model.model.{name}" for name in ours} == theirs
 
 
-def test_a_checkpoint_of_another_adapter_is_refused_and_changes_nothing(tiny_qwen3, adapted, tmp_path):
+def test_a_checkpoint_of_another_adapter_is_refused_and_changes_nothing(tiny_qwen3, adapted, tmp_path, tokenizer):
     def optimizer_of(model):
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
         return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
 
-    tokenizer = AutoTokenizer.from_pretrained(tiny_qwen3)
     folder = save_checkpoint(tmp_path, 1, adapted, tokenizer, *optimizer_of(adapted), lora=LORA)
     for lora in (LoraConfig(rank=8), LoraConfig(rank=4, target_modules=["q_proj"]), None):
         other, _ = load_policy(tiny_qwen3, torch.float32, lora)
@@ -357,18 +361,18 @@ def test_a_checkpoint_of_another_adapter_is_refused_and_changes_nothing(tiny_qwe
         assert all(torch.equal(p, q) for p, q in zip(other.parameters(), before, strict=True))
 
 
-def test_a_warm_start_s_adapter_of_another_rank_is_refused(tiny_qwen3, adapted, tmp_path):
-    save_adapter(tmp_path, adapted, LORA)
+def test_a_warm_start_s_adapter_of_another_rank_is_refused(tiny_qwen3, adapted, tmp_path, tokenizer):
+    save_adapter(tmp_path, adapted, tokenizer, LORA)
     with pytest.raises(ConfigError, match=r"another rank or other layers.*56 tensors differ"):
         load_policy(tiny_qwen3, torch.float32, LoraConfig(rank=8), tmp_path)
     with pytest.raises(ConfigError, match="holds no adapter"):
         load_policy(tiny_qwen3, torch.float32, LORA, tmp_path / "nothing")
 
 
-async def test_an_engine_with_an_adapter_takes_its_peft_folder_and_refuses_whole_models(tiny_qwen3, adapted, tmp_path):
-    from sparring.errors import EngineError
-
-    save_adapter(tmp_path, adapted, LORA)
+async def test_an_engine_with_an_adapter_takes_its_peft_folder_and_refuses_whole_models(
+    tiny_qwen3, adapted, tmp_path, tokenizer
+):
+    save_adapter(tmp_path, adapted, tokenizer, LORA)
     engine = TorchEngine(tiny_qwen3, slots=2, max_length=64, dtype="float32", device="cpu", lora=LORA)
     await engine.start()
     try:

@@ -18,9 +18,9 @@ from transformers import (
 )
 
 from sparring.backend.trainer.checkpoint import (
+    KeptCheckpoints,
     latest_checkpoint,
     load_checkpoint,
-    prune_checkpoints,
     save_checkpoint,
     save_model,
 )
@@ -109,12 +109,10 @@ def test_a_checkpoint_of_experts_in_several_files_restores_bit_for_bit(tmp_path,
     torch.testing.assert_close(other.weights(), expected, rtol=0, atol=0)
 
 
-def test_the_newest_and_the_spared_are_kept_and_nothing_half_written_counts(training, tmp_path):
-    for step in (7, 8, 9, 10):
+def test_the_newest_are_kept_and_nothing_half_written_counts(training, tmp_path):
+    for step in (8, 9, 10):
         training.save(tmp_path, step)
-    prune_checkpoints(tmp_path, newest=2, spared=[7, 10])
-    assert sorted(p.name for p in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-7", "checkpoint-9"]
-    prune_checkpoints(tmp_path, newest=2)
+    KeptCheckpoints(tmp_path, newest=2, best=0).prune({8: 1.0})
     (tmp_path / ".checkpoint-11.partial").mkdir()
     assert sorted(p.name for p in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-9"]
     assert latest_checkpoint(tmp_path).name == "checkpoint-10"
@@ -174,3 +172,33 @@ def test_a_folder_says_of_which_type_its_weights_are(training, tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
     assert AutoModelForCausalLM.from_pretrained(tmp_path).dtype == torch.bfloat16
     assert training.model.dtype == torch.float32
+
+
+def test_the_best_are_kept_beside_the_newest_and_those_whose_evaluation_is_under_way(tmp_path):
+    kept, rewards = KeptCheckpoints(tmp_path, newest=1, best=2), {0: 9.0}
+
+    def after(action, *arguments):
+        action(*arguments)
+        return sorted(int(p.name.partition("-")[2]) for p in tmp_path.glob("checkpoint-*"))
+
+    def step(number, evaluate=False):
+        if evaluate:
+            assert kept.await_evaluation(number)
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        kept.prune(rewards)
+
+    assert after(step, 10, True) == [10]
+    assert after(step, 11) == [10, 11]
+    rewards[10] = 0.5
+    assert after(kept.evaluated, 10, rewards) == [10, 11]
+    assert after(step, 20, True) == [10, 20]
+    assert after(step, 30, True) == [10, 20, 30]
+    rewards[20] = 0.5
+    rewards[30] = 0.7
+    after(kept.evaluated, 20, rewards)
+    assert after(kept.evaluated, 30, rewards) == [10, 30]  # of equal rewards the earlier
+    assert after(step, 31) == [10, 30, 31]
+
+
+def test_without_keep_best_no_evaluation_asks_for_a_checkpoint(tmp_path):
+    assert not KeptCheckpoints(tmp_path, newest=1, best=0).await_evaluation(1)
