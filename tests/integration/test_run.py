@@ -167,10 +167,7 @@ def kill_at_random_moments(config: Path, run_dir: Path, kills: int, seed: int) -
 
 def test_a_run_killed_before_its_first_checkpoint_goes_on(config, tmp_path):
     process = start(config, "trainer.checkpoint_every=0", "trainer.steps=200")
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.is_file() and '"step": 2' in metrics.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    await_step(process, tmp_path / "run", 2)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     status, output = run(config, "--resume", "trainer.steps=3")
@@ -190,10 +187,7 @@ def test_kill_9_at_20_random_moments(config, tmp_path):
 
 def test_ctrl_c_leaves_a_run_that_goes_on(config, tmp_path):
     process = start(config, "trainer.steps=400")
-    deadline = time.monotonic() + 120
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    while not (metrics.is_file() and '"step": 3' in metrics.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    await_step(process, tmp_path / "run", 3)
     process.send_signal(signal.SIGINT)
     status, output = finish(process, 90)
     assert status == 130, output
@@ -220,6 +214,29 @@ def test_the_same_seed_repeats_a_synchronous_run_bit_for_bit(config, tmp_path):
         metrics.append([times_aside(json.loads(line)) for line in lines])
     assert [record["kind"] for record in metrics[0]] == ["evaluation", "step", "step", "step", "evaluation"]
     assert metrics[0] == metrics[1]
+
+
+def test_a_killed_and_resumed_synchronous_run_ends_with_the_weights_of_an_uninterrupted_one(config, tmp_path):
+    same = ["rollout.staleness=0", "engine.deterministic=true", "trainer.steps=4"]
+    status, output = run(config, *same, f"run_dir={tmp_path}/whole")
+    assert status == 0, output
+    process = start(config, *same, f"run_dir={tmp_path}/killed")
+    await_step(process, tmp_path / "killed", 3)  # the last checkpoint is of step 2: the third is trained anew
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    status, output = run(config, *same, f"run_dir={tmp_path}/killed", "--resume")
+    assert status == 0, output
+    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "killed")]
+    assert weights[0] == weights[1]
+
+
+def await_step(process: subprocess.Popen[str], run_dir: Path, step: int) -> None:
+    """Until the run has written the metrics of a step."""
+    deadline = time.monotonic() + 120
+    while not ((path := run_dir / "metrics.jsonl").is_file() and f'"step": {step},' in path.read_text()):
+        assert process.poll() is None, f"the run ended before step {step}"
+        assert time.monotonic() < deadline, f"step {step} was not reached"
+        time.sleep(0.05)
 
 
 def times_aside(record: dict[str, object]) -> dict[str, object]:
