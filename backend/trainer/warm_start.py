@@ -37,12 +37,12 @@ def warm_start(
         TrainerError: there is nothing to learn from, or a loss is not finite.
     """
     samples = [
-        make_sample(s, np.ones(len(s.turns)), version=0, index=i, name=f"demonstration {i}")
+        make_sample(s, np.ones(len(s.turns)), version=0, index=i, name=f"sequence {i} of the supervised steps")
         for i, s in enumerate(sequences)
         if s.action_mask.any()
     ]
     if not samples:
-        raise TrainerError("warm start: no demonstration has an action token")
+        raise TrainerError("supervised steps: no sequence has an action token to learn")
     device = next(model.parameters()).device
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=lr, weight_decay=0.0, fused=True)
@@ -67,7 +67,7 @@ def warm_start(
             loss.backward()
             total += float(loss.detach())
         if not np.isfinite(total):
-            raise TrainerError(f"warm start: the loss of step {step} is {total}; lower warm_start.learning_rate")
+            raise TrainerError(f"supervised steps: the loss of step {step} is {total}; lower the learning rate")
         torch.nn.utils.clip_grad_norm_(trained, max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

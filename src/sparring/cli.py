@@ -6,9 +6,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparring.errors import ConfigError, SparringError
+
+if TYPE_CHECKING:
+    from sparring.fine_tune import FineTuning
 
 __all__ = ["main"]
 
@@ -107,6 +110,25 @@ def _parser() -> argparse.ArgumentParser:
     exporting.add_argument("--out", required=True, metavar="FILE.jsonl")
     exporting.set_defaults(command=_export)
 
+    sft = commands.add_parser("sft", help="fine-tune a model on a run's rewarded episodes: rejection sampling")
+    _add_fine_tuning(sft, learning_rate=1e-5, batch_size=32)
+    sft.add_argument("--min-reward", type=float, required=True, metavar="R", help="only episodes with so much")
+    sft.add_argument(
+        "--per-task", type=int, metavar="N", help="at most so many episodes a task, the best (default: all)"
+    )
+    sft.set_defaults(command=_sft)
+
+    dpo = commands.add_parser("dpo", help="fine-tune a model on a run's pairs of better and worse episodes, by TRL")
+    _add_fine_tuning(dpo, learning_rate=1e-6, batch_size=8)
+    dpo.add_argument("--beta", type=float, default=0.1, help="pull to the model it starts from (default: %(default)s)")
+    dpo.add_argument(
+        "--min-gap", type=float, default=0.0, metavar="R", help="rewards of a pair differ by so much (default: at all)"
+    )
+    dpo.add_argument(
+        "--pairs-per-group", type=int, default=4, metavar="N", help="at most so many (default: %(default)s)"
+    )
+    dpo.set_defaults(command=_dpo)
+
     imports = commands.add_parser("import", help="bring a model in").add_subparsers(required=True, metavar="gguf")
     gguf = imports.add_parser("gguf", help="write a GGUF file as a Hugging Face folder")
     gguf.add_argument("file")
@@ -117,6 +139,16 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.set_defaults(command=_doctor)
     return parser
+
+
+def _add_fine_tuning(parser: argparse.ArgumentParser, *, learning_rate: float, batch_size: int) -> None:
+    parser.add_argument("run", help="run folder, such as runs/quickstart; it is read alone, and may be running")
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="the model's Hugging Face folder, a new one")
+    parser.add_argument("--model", metavar="MODEL", help="to start from (default: the one that the run started from)")
+    parser.add_argument("--epochs", type=int, default=1, metavar="N", help="default: %(default)s")
+    parser.add_argument("--learning-rate", type=float, default=learning_rate, metavar="X", help="default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=batch_size, metavar="N", help="a step (default: %(default)s)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=_OVERRIDES)
 
 
 class _AddEnv(argparse.Action):
@@ -211,6 +243,39 @@ def _export(arguments: argparse.Namespace) -> int:
     count = export(arguments.run, arguments.format, arguments.min_reward, Path(arguments.out))
     print(f"wrote {count} lines to {arguments.out}")
     return 0
+
+
+def _sft(arguments: argparse.Namespace) -> int:
+    from sparring.fine_tune import sft
+
+    return sft(_fine_tuning(arguments), min_reward=arguments.min_reward, per_task=arguments.per_task)
+
+
+def _dpo(arguments: argparse.Namespace) -> int:
+    from sparring.fine_tune import dpo
+
+    return dpo(
+        _fine_tuning(arguments),
+        beta=arguments.beta,
+        min_gap=arguments.min_gap,
+        pairs_per_group=arguments.pairs_per_group,
+    )
+
+
+def _fine_tuning(arguments: argparse.Namespace) -> FineTuning:
+    from pathlib import Path
+
+    from sparring.fine_tune import FineTuning
+
+    return FineTuning(
+        run=arguments.run,
+        out=Path(arguments.out),
+        model=arguments.model,
+        epochs=arguments.epochs,
+        learning_rate=arguments.learning_rate,
+        batch_size=arguments.batch_size,
+        overrides=tuple(arguments.set),
+    )
 
 
 def _import_gguf(arguments: argparse.Namespace) -> int:

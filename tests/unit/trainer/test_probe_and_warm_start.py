@@ -83,5 +83,5 @@ def test_a_warm_start_learns_its_demonstrations_and_repeats(tiny_qwen3, kit):
 
 def test_a_warm_start_without_demonstrations_is_refused(tiny_qwen3):
     model, _ = load_policy(tiny_qwen3, torch.float32)
-    with pytest.raises(TrainerError, match="no demonstration"):
+    with pytest.raises(TrainerError, match="no sequence has an action token"):
         warm_start(model, [], steps=1, lr=1e-3, batch_size=4)
