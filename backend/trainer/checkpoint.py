@@ -226,11 +226,13 @@ def _signature(model: PreTrainedModel) -> dict[str, list[int]]:
 def _flatten_optimizer(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    tensors, numbers = {}, {}
+    tensors, numbers, seen = {}, {}, set()
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                tensors[f"{name}/{key}"] = value.detach().cpu().contiguous()
+                shared = value.data_ptr() in seen  # the 8-bit optimizer's code book; safetensors takes no alias
+                seen.add(value.data_ptr())
+                tensors[f"{name}/{key}"] = (value.clone() if shared else value.detach()).cpu().contiguous()
             else:
                 numbers[f"{name}/{key}"] = value
     groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from sparring.config import TrainerConfig
+from sparring.errors import ConfigError
 
-__all__ = ["make_optimizer", "plain_optimizer"]
+__all__ = ["check_optimizer", "make_optimizer", "plain_optimizer"]
+
+
+def check_optimizer(knobs: TrainerConfig) -> None:
+    """
+    Raises:
+        ConfigError: its package is not installed; it says how to.
+    """
+    if knobs.optimizer == "adamw_8bit" and importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError("trainer.optimizer=adamw_8bit needs what is not installed: pip install bitsandbytes")
 
 
 def make_optimizer(
-    model: nn.Module, knobs: TrainerConfig
+    model: PreTrainedModel, knobs: TrainerConfig
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
-    """Over what is trained of the model: a frozen base has no state. The rate rises linearly, then stays."""
+    """Over what is trained of the model: a frozen base has no state. The rate rises linearly, then stays.
+
+    Raises:
+        ConfigError: as `check_optimizer`.
+    """
+    check_optimizer(knobs)
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(
-        trained, lr=knobs.learning_rate, betas=knobs.adam_betas, weight_decay=knobs.weight_decay, fused=True
-    )
+    settings = {"lr": knobs.learning_rate, "betas": knobs.adam_betas, "weight_decay": knobs.weight_decay}
+    if knobs.optimizer == "adamw_8bit":
+        optimizer = _adamw_8bit(trained, model.get_input_embeddings().weight, settings)
+    else:
+        optimizer = torch.optim.AdamW(trained, **settings, fused=True)
     warmup = knobs.warmup_steps
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)))
 
@@ -27,3 +47,23 @@ def make_optimizer(
 def plain_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     """The optimizer inside accelerate's wrapper."""
     return getattr(optimizer, "optimizer", optimizer)
+
+
+def _adamw_8bit(
+    trained: list[nn.Parameter], embedding: torch.Tensor, settings: dict[str, Any]
+) -> torch.optim.Optimizer:
+    """AdamW whose moments are bytes, in blocks with a scale each (arXiv:2110.02861), by bitsandbytes.
+
+    In float32 stay those of parameters below 4,096 elements, and of the embedding, as the paper advises: some words
+    are rare, and their gradients far larger than others.
+    """
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # about 4-bit kernels, which are unused
+    from bitsandbytes.optim import AdamW8bit
+
+    class Optimizer(AdamW8bit):  # type: ignore[misc]
+        def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
+            wide = {"optim_bits": 32} if group["params"][pindex] is embedding else {}
+            return {**super().get_config(gindex, pindex, group), **wide}
+
+    optimizer: torch.optim.Optimizer = Optimizer(trained, **settings)
+    return optimizer

@@ -152,6 +152,9 @@ class LoraConfig(_Section):
 class TrainerConfig(_Section):
     steps: int = Field(20, ge=1, description="optimizer steps")
     learning_rate: float = Field(1e-6, gt=0)
+    optimizer: Literal["adamw", "adamw_8bit"] = Field(
+        "adamw", description="'adamw_8bit' keeps its moments in bytes, by bitsandbytes"
+    )
     weight_decay: float = Field(0.0, ge=0)
     adam_betas: tuple[float, float] = (0.9, 0.99)
     warmup_steps: int = Field(0, ge=0)

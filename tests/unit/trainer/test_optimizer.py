@@ -1,0 +1,74 @@
+"""The optimizer with moments in bytes: what it keeps, that it learns as the other does, and that it resumes."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from sparring.backend.trainer.optimizer import check_optimizer
+from sparring.backend.trainer.trainer import AgentTrainer
+from sparring.config import LoraConfig
+from sparring.errors import ConfigError
+
+pytest.importorskip("bitsandbytes")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def train(tiny_qwen3, tmp_path, kit):
+    def run(name, *, resume=False, **trainer):
+        config = kit.make_config(**trainer)
+        made = AgentTrainer(tiny_qwen3, config, kit.source(), kit.KeepingPublisher(), run_dir=tmp_path / name)
+        made.train(resume)
+        return made
+
+    return run
+
+
+def moments(trainer):
+    """Bytes of the optimizer's state by parameter, and of what types they are."""
+    names = {p: name for name, p in trainer._policy.named_parameters()}
+    state = trainer.optimizer.optimizer.state
+    found = {names[p]: [v for key, v in of.items() if "state" in key or "exp_avg" in key] for p, of in state.items()}
+    return (
+        {name: sum(t.numel() * t.element_size() for t in tensors) for name, tensors in found.items()},
+        {name: {t.dtype for t in tensors} for name, tensors in found.items()},
+    )
+
+
+def test_large_layers_have_moments_of_a_byte_and_the_embedding_and_norms_of_four(train):
+    size, dtype = moments(train("a", steps=1, optimizer="adamw_8bit"))
+    whole, _ = moments(train("b", steps=1))
+    assert dtype["model.layers.0.mlp.up_proj.weight"] == {torch.uint8}
+    assert dtype["model.embed_tokens.weight"] == dtype["model.layers.0.input_layernorm.weight"] == {torch.float32}
+    layers = [name for name, kinds in dtype.items() if kinds == {torch.uint8}]
+    assert sum(size[name] for name in layers) * 4 == sum(whole[name] for name in layers)
+
+
+def test_its_updates_are_near_those_of_adamw(train):
+    """Not equal: a moment has 256 values. Over three steps the way is the same one."""
+    start = train("start", steps=1, learning_rate=1e-12)._policy.state_dict()
+    ways = []
+    for name in ("adamw", "adamw_8bit"):
+        end = train(name, steps=3, optimizer=name)._policy.state_dict()
+        ways.append(torch.cat([(end[key] - start[key]).flatten() for key in end]))
+    assert torch.nn.functional.cosine_similarity(*ways, dim=0) > 0.98
+    assert not torch.equal(*ways)
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=64)], ids=["whole", "adapter"])
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(train, lora):
+    knobs = {"optimizer": "adamw_8bit", "lora": lora}
+    whole = train("whole", steps=4, **knobs)
+    assert torch.uint8 in set().union(*moments(whole)[1].values())
+    train("broken", steps=2, **knobs)
+    resumed = train("broken", steps=4, resume=True, **knobs)
+    assert resumed._source.asked == [2, 3]
+    torch.testing.assert_close(resumed._policy.state_dict(), whole._policy.state_dict(), rtol=0, atol=0)
+
+
+def test_without_its_package_it_is_refused_before_anything_starts(kit, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install bitsandbytes"):
+        check_optimizer(kit.make_config(optimizer="adamw_8bit").trainer)
+    check_optimizer(kit.make_config().trainer)
