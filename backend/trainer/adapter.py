@@ -6,6 +6,7 @@ layer are float32. On the wire and in files they have PEFT's names: `LAYER.lora_
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 _NAME = "default"  # PEFT's, of the only adapter
+_HUB_SNAPSHOT = re.compile(r"models--([^/]+?)--([^/]+)/snapshots/")  # in the hub's cache: the id holds elsewhere too
 
 
 def add_adapter(model: PreTrainedModel, lora: LoraConfig, folder: Path | None = None) -> None:
@@ -93,13 +95,14 @@ def save_adapter(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToke
     tensors = {f"{FILE_PREFIX}{name}": p.detach().cpu().contiguous() for name, p in adapter_tensors(model).items()}
     save_file(tensors, folder / ADAPTER_FILE, metadata={"format": "pt"})
     targets = lora.target_modules if lora.target_modules == "all-linear" else list(lora.target_modules)
+    base, snapshot = model.name_or_path, _HUB_SNAPSHOT.search(model.name_or_path)
     PeftConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=targets,
         task_type="CAUSAL_LM",
-        base_model_name_or_path=model.name_or_path,
+        base_model_name_or_path="/".join(snapshot.groups()) if snapshot else base,
         inference_mode=True,
     ).save_pretrained(str(folder))
     tokenizer.save_pretrained(folder)

@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import DistributedType, broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from sparring.backend.trainer.step import Step
+from sparring.errors import ConfigError
 
 if TYPE_CHECKING:
     from sparring.backend.trainer.trainer import AgentTrainer
 
-__all__ = ["LifeCycle", "Steps", "from_main"]
+__all__ = ["LifeCycle", "Steps", "from_main", "refuse_sharding"]
 
 T = TypeVar("T")
 
@@ -47,6 +48,15 @@ class LifeCycle(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._trainer._finish_step()
+
+
+def refuse_sharding(accelerator: Accelerator) -> None:
+    """
+    Raises:
+        ConfigError: accelerate was told to shard the parameters: checkpoints and weights would be of one shard.
+    """
+    if accelerator.distributed_type == DistributedType.FSDP:
+        raise ConfigError("accelerate is set to FSDP, which the trainer cannot do yet: unset ACCELERATE_USE_FSDP")
 
 
 def from_main(accelerator: Accelerator, make: Callable[[], T]) -> T:

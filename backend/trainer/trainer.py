@@ -37,7 +37,7 @@ from sparring.backend.trainer.compiled import compile_layers
 from sparring.backend.trainer.critic import make_critic
 from sparring.backend.trainer.evaluations import HeldOutEvaluations
 from sparring.backend.trainer.interrupt import InterruptGuard
-from sparring.backend.trainer.loop import LifeCycle, Steps, from_main
+from sparring.backend.trainer.loop import LifeCycle, Steps, from_main, refuse_sharding
 from sparring.backend.trainer.metrics import MetricsFile, StepMeter
 from sparring.backend.trainer.optimizer import make_optimizer, plain_optimizer
 from sparring.backend.trainer.packing import PackedRow, Sample, pack, split_rows
@@ -143,6 +143,7 @@ class AgentTrainer(AsyncGRPOTrainer):
             processing_class=tokenizer,
             optimizers=(optimizer, scheduler),
         )
+        refuse_sharding(self.accelerator)
         # What the inherited methods read.
         self.args.ignore_data_skip = True
         self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}

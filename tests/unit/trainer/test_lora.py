@@ -390,3 +390,11 @@ async def test_an_engine_with_an_adapter_takes_its_peft_folder_and_refuses_whole
         assert (await engine.health()).version == engine.version == 2
     finally:
         await asyncio.wait_for(engine.stop(), 30)
+
+
+def test_an_adapter_on_a_model_of_the_hub_names_its_id(adapted, tokenizer, tmp_path):
+    """Where the hub's cache lies on this machine is of no use on another one."""
+    adapted.name_or_path = "/somewhere/hub/models--Qwen--Qwen3-0.6B/snapshots/0123abcd"
+    save_adapter(tmp_path, adapted, tokenizer, LORA)
+    description = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert description["base_model_name_or_path"] == "Qwen/Qwen3-0.6B"
