@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,16 +13,16 @@ from agents.exceptions import AgentsException, MaxTurnsExceeded, ModelBehaviorEr
 from agents.models.openai_provider import OpenAIProvider
 from agents.tool_context import ToolContext
 
+from sparring.agents.openai_client import session_client
 from sparring.agents.openai_items import input_items, said_message
 from sparring.agents.policy import Outcome
-from sparring.agents.remote import budget_error, opening, served_at
+from sparring.agents.remote import budget_error, opening
 from sparring.envs import ChatEnv
 from sparring.types import AGENT_HEADER, ChatClient, StopReason
 
 __all__ = ["OpenAIAgentsPolicy"]
 
 AgentFactory = Callable[[Sequence[FunctionTool]], Agent[Any]]
-_REQUEST_FAILED = "Error getting response"
 
 
 class OpenAIAgentsPolicy:
@@ -43,7 +41,7 @@ class OpenAIAgentsPolicy:
         self._agent, self._worked_examples, self._use_responses = agent, worked_examples, use_responses
 
     async def play(self, env: ChatEnv, client: ChatClient) -> Outcome:
-        async with openai.AsyncOpenAI(base_url=served_at(client), api_key=client.api_key) as api:
+        async with session_client(client) as api:
             provider = OpenAIProvider(openai_client=api, use_responses=self._use_responses)
             try:
                 answer = await self._run(env, provider)
@@ -99,15 +97,6 @@ class OpenAIAgentsPolicy:
 
 class _EpisodeOver(Exception):
     """Stops an agent whose episode has ended."""
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether what the SDK logs is more than that a request met a budget, which is how an episode may end."""
-    error = sys.exc_info()[1]  # logged where it is handled
-    return error is None or budget_error(error) is None or not record.getMessage().startswith(_REQUEST_FAILED)
-
-
-logging.getLogger("openai.agents").addFilter(_is_news)
 
 
 class _Hooks(RunHooks[Any]):

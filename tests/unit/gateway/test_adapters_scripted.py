@@ -59,6 +59,8 @@ AGENTS = {
         (CALL + UNKNOWN, ANSWER),
         ("So:\n" + CALL, "<think>\nHm.\n</think>\n\n" + ANSWER),
         ("I do not know.",),
+        ("So it is. " * 40, CALL, ANSWER),  # cut short by the turn's limit
+        (CALL[:40] + "x" * 300, CALL, ANSWER),
     ],
 )
 async def test_the_reward_is_the_same_however_an_episode_is_driven(play, name, texts):
