@@ -72,11 +72,14 @@ class RewardFuncs:
             "log_extra": lambda column, values: None,
         }
         try:
-            async with asyncio.timeout(self._timeout_s):
-                outputs = await asyncio.gather(*(self._call(i, given) for i in range(len(self._functions))))
+            async with asyncio.timeout(self._timeout_s), asyncio.TaskGroup() as tasks:
+                calls = [tasks.create_task(self._call(i, given)) for i in range(len(self._functions))]
         except TimeoutError:
             raise TaskError(f"the reward functions {', '.join(self.names)} took over {self._timeout_s:g} s") from None
-        scores = {name: score for name, score in zip(self.names, outputs, strict=True) if score is not None}
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # `_call` says which function it was, and what that raised
+        outputs = {name: call.result() for name, call in zip(self.names, calls, strict=True)}
+        scores = {name: score for name, score in outputs.items() if score is not None}
         if not scores:
             raise TaskError(f"every reward function ({', '.join(self.names)}) returned None: nothing scores this task")
         weights = dict(zip(self.names, self._weights, strict=True))

@@ -14,7 +14,7 @@ from sparring.backend.buffer.view import BufferView
 from sparring.errors import TaskError
 from sparring.types import TokenSequence, Trajectory
 
-__all__ = ["Harvest", "Pair", "make_pair", "preference_pairs", "rewarded_episodes", "training_rows"]
+__all__ = ["Harvest", "Pair", "make_pair", "nothing_left", "preference_pairs", "rewarded_episodes", "training_rows"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def rewarded_episodes(view: BufferView, *, min_reward: float, per_task: int | No
     good = [row for row in rows if row.reward is not None and row.reward >= min_reward]
     whole = [row for row in good if not row.pruned]
     if not whole:
-        raise _nothing(view, f"has a reward of {min_reward:g}", rows, good)
+        raise nothing_left(view, f"has a reward of {min_reward:g}", rows, good)
     by_task: dict[tuple[str, str], list[EpisodeRow]] = defaultdict(list)
     for _, row in sorted(enumerate(whole), key=lambda item: (item[1].reward, item[0]), reverse=True):
         by_task[row.env_id, row.task_id].append(row)
@@ -111,7 +111,7 @@ def preference_pairs(view: BufferView, *, min_gap: float = 0.0, per_group: int =
         pairs += [pair for pair, _ in zip(made, range(per_group), strict=False)]
     if not pairs:
         differing = "differ in reward" if min_gap <= 0 else f"differ in reward by {min_gap:g}"
-        raise _nothing(view, f"of one group {differing} from another, from one prompt on", rows, rows)
+        raise nothing_left(view, f"of one group {differing} from another, from one prompt on", rows, rows)
     return pairs
 
 
@@ -163,7 +163,8 @@ def _identity(sequence: TokenSequence) -> bytes:
     return sequence.token_ids.tobytes() + sequence.action_mask.tobytes()
 
 
-def _nothing(view: BufferView, what: str, rows: Sequence[EpisodeRow], wanted: Sequence[EpisodeRow]) -> TaskError:
+def nothing_left(view: BufferView, what: str, rows: Sequence[EpisodeRow], wanted: Sequence[EpisodeRow]) -> TaskError:
+    """The error of who finds nothing: `what` none of the rows does; of those `wanted`, some may have been pruned."""
     pruned = sum(row.pruned for row in wanted)
     best = max((row.reward for row in rows if row.reward is not None), default=None)
     advice = f"; {pruned} were pruned (rollout.keep_steps)" if pruned else f"; the best reward is {best}"

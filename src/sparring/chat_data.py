@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sparring.backend.engines.base import SamplingParams
-from sparring.backend.engines.scripted import ScriptedEngine
-from sparring.backend.gateway import ChatFormat, Recorder
+from sparring.backend.gateway import ChatFormat
 from sparring.backend.gateway.http.openai_messages import read_messages
 from sparring.errors import ConfigError, GatewayError, TaskError
+from sparring.replay import replaying
 from sparring.types import TokenSequence, Turn
 
 __all__ = ["read_sequences"]
@@ -70,13 +70,8 @@ async def _record(row: dict[str, Any], chat: ChatFormat) -> Sequence[TokenSequen
         raise ValueError("no message is the assistant's")
     replies = [chat.encode_reply(messages[:index], messages[index], tools) for index in spoken]
     longest = 1 << 30
-    engine = ScriptedEngine(replies)
-    await engine.start()
-    recorder = Recorder(engine, chat, SamplingParams(max_new_tokens=longest), max_length=longest)
-    session = recorder.open_session("row", turn_budget=len(spoken), token_budget=longest)
-    for index in spoken:
-        await session.chat(messages[:index], tools)
-    record = recorder.close_session("row")
-    await recorder.aclose()
-    await engine.stop()
-    return record.sequences
+    async with replaying(replies, chat, SamplingParams(max_new_tokens=longest), max_length=longest) as recorder:
+        session = recorder.open_session("row", turn_budget=len(spoken), token_budget=longest)
+        for index in spoken:
+            await session.chat(messages[:index], tools)
+        return recorder.close_session("row").sequences

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rest and hasattr(arguments, "overrides") and not any(text.startswith("-") for text in rest):
         arguments.overrides += rest  # overrides behind an option, which argparse takes for strangers
     elif rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{_hint(rest, argv, arguments)}")
     try:
         return arguments.command(arguments)
     except SparringError as error:
@@ -41,6 +41,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+def _hint(rest: Sequence[str], argv: Sequence[str] | None, arguments: argparse.Namespace) -> str:
+    """For `--steps 3`, where overrides are meant: `trainer.steps=3`."""
+    if not hasattr(arguments, "overrides"):
+        return ""
+    from sparring.config_file import keys_like
+
+    given = list(sys.argv[1:] if argv is None else argv)
+    option = next(text for text in rest if text.startswith("-"))
+    name, separator, value = option.lstrip("-").partition("=")
+    behind = given[given.index(option) + 1 :]
+    if not separator and behind and not behind[0].startswith("--"):
+        value = behind[0]
+    name = name.replace("-", "_")
+    keys = [f"{key}={value}" for key in keys_like(name) if key.rpartition(".")[2] == name]
+    return f"; a key of the configuration is set as KEY=VALUE: {' or '.join(keys)}" if keys else ""
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sparring", description="Environments for language-model agents, and the RL backend that trains them."
@@ -48,15 +65,15 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser("train", help="train a model as a configuration file says")
-    train.add_argument("config", help="YAML file, such as examples/quickstart.yaml")
-    train.add_argument("overrides", nargs="*", help=_OVERRIDES)
+    train.add_argument("config", metavar="FILE", help="YAML file, such as examples/quickstart.yaml")
+    train.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=_OVERRIDES)
     train.add_argument("--resume", action="store_true", help="go on with the run in run_dir from its last checkpoint")
     train.set_defaults(command=_train)
 
     show = commands.add_parser("config", help="inspect configurations").add_subparsers(required=True, metavar="show")
     show_config = show.add_parser("show", help="print every knob, its value and where it came from")
-    show_config.add_argument("config")
-    show_config.add_argument("overrides", nargs="*", help=_OVERRIDES)
+    show_config.add_argument("config", metavar="FILE")
+    show_config.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=_OVERRIDES)
     show_config.set_defaults(command=_show_config)
 
     evaluation = commands.add_parser("eval", help="play held-out episodes and report pass@k with intervals")

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from sparring.config import RunConfig
 from sparring.errors import ConfigError
 
-__all__ = ["LoadedConfig", "load_config", "make_config"]
+__all__ = ["LoadedConfig", "keys_like", "load_config", "make_config"]
 
 # A section that may be given as a bare string names its first key: `objective: dapo`.
 _SHORTHANDS = {"objective": "name", "engine": "type", "env": "id", "model": "path", "agent": "policy"}
@@ -157,11 +157,15 @@ def _check_keys(document: Mapping[str, Any], model: type[BaseModel], prefix: str
             _check_keys(value, inner, f"{prefix}{key}.", origins)
 
 
-def _unknown_key(key: str, origins: Mapping[str, str]) -> str:
+def keys_like(key: str) -> list[str]:
+    """The keys whose last name is that of `key`; else the one that is spelt most like it, if any is."""
     known = list(_schema_keys(RunConfig, ""))
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     by_last_name = [k for k in known if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
-    guess = next(iter(by_last_name or near), None)
+    return by_last_name or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+
+
+def _unknown_key(key: str, origins: Mapping[str, str]) -> str:
+    guess = next(iter(keys_like(key)), None)
     advice = f"did you mean {guess}?" if guess else "`sparring config show FILE` lists all keys"
     return f"{origins.get(key, 'configuration')}: unknown key {key}; {advice}"
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from sparring.agents.native import NativePolicy
 from sparring.agents.runner import make_env
 from sparring.backend.engines.base import SamplingParams
-from sparring.backend.engines.scripted import ScriptedEngine
-from sparring.backend.gateway import ChatFormat, Recorder
+from sparring.backend.gateway import ChatFormat
 from sparring.config import EnvPart, RunConfig
 from sparring.errors import ConfigError, TaskError
+from sparring.replay import replaying
 from sparring.types import TokenSequence
 
 __all__ = ["record_demonstrations"]
@@ -38,15 +38,12 @@ async def record_demonstrations(
                 if message.role == "assistant":
                     replies.append(chat.encode_reply(history, message, env.tools))
                 history.append(message)
-            engine = ScriptedEngine(replies)
-            await engine.start()
-            recorder = Recorder(engine, chat, SamplingParams(), max_length=config.model.max_length)
-            session = recorder.open_session(
-                task_id, turn_budget=len(replies), token_budget=sum(map(len, replies)) + len(replies)
-            )
-            await NativePolicy().play(env, session)
-            record = recorder.close_session(task_id)
-            await recorder.aclose()
+            async with replaying(replies, chat, SamplingParams(), max_length=config.model.max_length) as recorder:
+                session = recorder.open_session(
+                    task_id, turn_budget=len(replies), token_budget=sum(map(len, replies)) + len(replies)
+                )
+                await NativePolicy().play(env, session)
+                record = recorder.close_session(task_id)
             if env.reward < 1.0:
                 raise TaskError(f"the demonstration of {task_id} in {part.id} earns {env.reward}, not 1")
             sequences.extend(record.sequences)

@@ -57,11 +57,32 @@ def find_subject(model: str, env_id: str, overrides: Sequence[str], *, remote: b
             if folder is None:
                 raise ConfigError(f"the run in {root} has no model yet: wait for its first checkpoint")
             return Subject(str(folder), load_config(run.config, overrides).config, resolve_model(str(folder)))
+    _refuse_missing(model, path)
     folder = resolve_model(model)
     _require(env_id, model)
     max_length = _context_length(folder)
     document = _document(model, env_id, max_length=max_length, max_new_tokens=min(1024, max_length // 2))
     return Subject(model, make_config(document, overrides, name="eval").config, folder)
+
+
+def _refuse_missing(model: str, path: Path) -> None:
+    """Before the hub is asked: what looks like a path here is not a model there."""
+    if path.is_dir():
+        if not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
+            raise ConfigError(
+                f"{model} is neither a run (it lacks config.yaml or buffer.sqlite) nor a model (it lacks config.json)"
+            )
+    elif path.exists():
+        raise ConfigError(f"{model} is a file; a run's folder or a model's folder is wanted")
+    elif "/" in model and (path.is_absolute() or model.count("/") != 1 or model[0] in "./~" or _is_local(path)):
+        there = sorted(f.name for f in path.parent.iterdir() if f.is_dir())[:10] if path.parent.is_dir() else []
+        beside = f"; {path.parent} holds {', '.join(there)}" if there else ""
+        raise ConfigError(f"there is no folder {path.absolute()}: neither a run nor a model{beside}")
+
+
+def _is_local(path: Path) -> bool:
+    """Whether A/B is a path rather than a hub's organisation and model: runs stand in `runs`."""
+    return path.parts[0] == "runs" or path.parent.is_dir()
 
 
 def _require(env_id: str, model: str) -> None:

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from sparring.agents.runner import make_env
 from sparring.backend.buffer import BufferView
+from sparring.backend.buffer.harvest import nothing_left, training_rows
 from sparring.config_file import load_config
-from sparring.errors import ConfigError, SparringError, TaskError
+from sparring.errors import ConfigError, SparringError
 from sparring.run_dir import RunDirectory
 from sparring.types import TokenSequence, Trajectory
 
@@ -18,7 +19,8 @@ __all__ = ["export"]
 
 
 def export(run: str, form: Literal["chat", "tokens"], min_reward: float, out: Path) -> int:
-    """Write the training episodes that did not fail and have this reward at least, the oldest first.
+    """Write the training episodes that did not fail and have this reward at least, the oldest first; those that were
+    pruned have nothing left to write.
 
     "chat": one line an episode, `messages` and `tools` in OpenAI's format. "tokens": one line a sequence, exactly as it
     was sampled; for models with the same tokenizer. Held-out episodes are never among them.
@@ -28,7 +30,7 @@ def export(run: str, form: Literal["chat", "tokens"], min_reward: float, out: Pa
 
     Raises:
         ConfigError: `run` is no run folder, or `out` cannot be written.
-        TaskError: no episode has that reward; the greatest that one has.
+        TaskError: no episode has that reward, with the greatest that one has; or all that do were pruned.
     """
     directory = RunDirectory(Path(run))
     if not directory.buffer.is_file():
@@ -36,13 +38,11 @@ def export(run: str, form: Literal["chat", "tokens"], min_reward: float, out: Pa
     tools = _tools(directory)
     count = 0
     with BufferView(directory.buffer) as buffer:
-        rows = [row for row in buffer.episodes(limit=-1) if row.state not in ("evaluation", "failed")]
-        chosen = [row for row in reversed(rows) if row.reward is not None and row.reward >= min_reward]
+        rows = training_rows(buffer)
+        good = [row for row in rows if row.reward is not None and row.reward >= min_reward]
+        chosen = [row for row in good if not row.pruned]
         if not chosen:
-            best = max((row.reward for row in rows if row.reward is not None), default=None)
-            raise TaskError(
-                f"none of the {len(rows)} training episodes in {run} has a reward of {min_reward:g}; the best is {best}"
-            )
+            raise nothing_left(buffer, f"has a reward of {min_reward:g}", rows, good)
         try:
             with out.open("w", encoding="utf-8") as file:
                 for row in chosen:

@@ -115,8 +115,19 @@ class RunDirectory:
 
 
 # What may change between a run and its continuation: how long it goes on, and what it shows.
-_FREE_KEYS = ("trainer.steps", "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.keep_best",
-              "trainer.report_to", "trainer.threads", "eval.every", "eval.during_training", "engine.threads", "rollout.keep_steps", "run_dir")  # fmt: skip
+_FREE_KEYS = (
+    "trainer.steps",
+    "trainer.checkpoint_every",
+    "trainer.keep_checkpoints",
+    "trainer.keep_best",
+    "trainer.report_to",
+    "trainer.threads",
+    "eval.every",
+    "eval.during_training",
+    "engine.threads",
+    "rollout.keep_steps",
+    "run_dir",
+)
 
 
 def _differing_keys(stored: Path, loaded: LoadedConfig) -> list[str]:

@@ -231,6 +231,41 @@ def test_what_cannot_be_evaluated_says_so(capsys, remote, arguments, message):
     assert message in error
 
 
+@pytest.mark.parametrize(
+    ("make", "model", "expected"),
+    [
+        ((), "runs/quickstart", r"there is no folder \S+/runs/quickstart: neither a run nor a model"),
+        (("runs/mine", "runs/other"), "runs/quickstart", "neither a run nor a model; runs holds mine, other"),
+        (("models/small",), "models/large", "models holds small"),
+        (("runs/empty",), "runs/empty", r"neither a run \(it lacks config.yaml or buffer.sqlite\) nor a model"),
+        ((), "./anywhere", "there is no folder"),
+        ((), "/no/such/folder/anywhere", "there is no folder /no/such/folder/anywhere"),
+    ],
+)
+def test_a_run_that_is_not_there_is_named_before_a_hub_is_asked(
+    capsys, tmp_path, monkeypatch, make, model, expected
+):
+    def ask(*args, **kwargs):
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", ask)
+    monkeypatch.chdir(tmp_path)
+    for folder in make:
+        (tmp_path / folder).mkdir(parents=True)
+    status, _, error = evaluate(capsys, model, "--env", "sparring/KeyLookup-v0")
+    assert status == 2
+    assert re.search(expected, error), error
+
+
+def test_a_hubs_model_is_still_asked_for(capsys, tmp_path, monkeypatch):
+    def ask(name, **kwargs):
+        raise OSError(f"no network for {name}")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", ask)
+    monkeypatch.chdir(tmp_path)
+    assert "no network for Qwen/Qwen3-0.6B" in evaluate(capsys, "Qwen/Qwen3-0.6B", *KEY_LOOKUP)[2]
+
+
 def test_without_an_environment_there_is_nothing_to_evaluate(capsys):
     assert "--env is needed" in evaluate(capsys, "tiny-qwen3")[2]
 
@@ -274,7 +309,7 @@ def test_a_run_stands_for_its_newest_model_and_its_environment(capsys, tmp_path,
                 "env": {"id": "sparring/KeyLookup-v0", "kwargs": {"length": 2}},
                 "engine": {"dtype": "float32", "in_process": True}, "sampling": {"max_new_tokens": 8}}  # fmt: skip
     (run / "config.yaml").write_text(json.dumps(document))
-    assert "is no Hugging Face folder" in evaluate(capsys, str(run))[2]
+    assert "is neither a run" in evaluate(capsys, str(run))[2]
     (run / "buffer.sqlite").touch()
     assert evaluate(capsys, str(run), "--episodes", "2", "--out", str(out))[0] == 0
     header = json.loads(out.read_text().splitlines()[0])["evaluation"]

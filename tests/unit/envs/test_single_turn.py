@@ -94,6 +94,22 @@ def test_a_function_that_gives_no_number_is_a_failure_and_no_reward():
     assert "a list with one number" in failure(lambda completions, **kwargs: 1.0)
 
 
+def test_a_function_that_fails_ends_those_beside_it():
+    ended = []
+
+    async def patient(completions, **kwargs):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("patient")
+
+    async def crash(completions, **kwargs):
+        raise KeyError("gold")
+
+    assert "reward function crash raised KeyError: 'gold'" in failure([patient, crash])
+    assert ended == ["patient"]
+
+
 def test_a_function_that_hangs_is_a_failure():
     gate = threading.Event()
     try:
