@@ -70,8 +70,8 @@ def print_report(console: Console, directory: RunDirectory) -> None:
     console.print()
     console.print(table)
     console.print(
-        f"\ntraining took {summary['train_s']:.0f} s for {summary['steps']} steps, evaluations, start-up and "
-        f"the last checkpoint aside ({summary['wall_s']:.0f} s with them)\n"
+        f"\ntraining took {summary['train_s']:.0f} s for {summary['steps']} steps, start-up, evaluations that "
+        f"it waited for and the last checkpoint aside ({summary['wall_s']:.0f} s with them)\n"
         f"the version lag was at most {summary['max_lag']} (bound η = {summary['staleness']}); "
         f"{summary['episodes']} episodes, {summary['failures']} failed attempts\n"
         f"files: {directory.model}/ (Hugging Face folder), {directory.metrics}, {directory.curve}\n"

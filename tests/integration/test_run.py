@@ -151,9 +151,10 @@ def test_episodes_that_no_resume_needs_are_pruned_where_the_run_says_so(config, 
 def kill_at_random_moments(config: Path, run_dir: Path, kills: int, seed: int) -> None:
     """Kill -9 a run that would not end by itself, time and again; then it must go on, and be whole."""
     rng = random.Random(seed)
+    busy = ("trainer.steps=10000", "eval.every=2", "rollout.keep_steps=0")  # evaluating and pruning all the while
     for _ in range(kills):
         resumed = (run_dir / "config.yaml").is_file()
-        process = start(config, *(["--resume"] if resumed else []), "trainer.steps=10000", "rollout.keep_steps=0")
+        process = start(config, *(["--resume"] if resumed else []), *busy)
         time.sleep(rng.uniform(3, 14))  # the moment is the point of the test
         ended = process.poll()
         os.killpg(process.pid, signal.SIGKILL)
