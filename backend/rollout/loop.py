@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -18,11 +19,17 @@ T = TypeVar("T")
 
 _POLL_S = 0.5
 _BEAT_S = 0.5
+# The loop waits for its socket hundreds of times a second, and each time asks for the interpreter anew. A thread that is
+# busy in Python, as a trainer that launches kernels, gives it back after the switch interval: 5 ms would bind the loop.
+_SWITCH_S = 0.0005
 _GRACE_S = 10.0  # what a coroutine past its deadline gets for ending, before its caller leaves it behind
 
 
 class LoopThread:
-    """The thread is a daemon: one that hangs in a blocking call keeps no process from ending."""
+    """The thread is a daemon: one that hangs in a blocking call keeps no process from ending.
+
+    While it runs, threads of this process hand the interpreter over more often than Python's default.
+    """
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -40,6 +47,8 @@ class LoopThread:
 
     def start(self) -> None:
         self._beat = time.monotonic()
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._switch_s, _SWITCH_S))
         self._thread.start()
 
     def call(self, callback: Callable[[], object]) -> None:
@@ -101,6 +110,7 @@ class LoopThread:
         if self.alive:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout_s)
+            sys.setswitchinterval(self._switch_s)
         elif not self._loop.is_closed():  # never started
             self._loop.close()
         return not self.alive
