@@ -68,7 +68,7 @@ def unpack_tree(packed: bytes, folder: Path, limit: int) -> None:
     staging = Path(tempfile.mkdtemp(prefix=".unpack-", dir=folder.parent))
     try:
         try:
-            with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as archive:
+            with tarfile.open(fileobj=io.BytesIO(packed), mode="r:", tarinfo=_Member) as archive:
                 _unpack(archive, staging, limit)
         except (tarfile.TarError, ValueError, EOFError, RecursionError) as error:
             raise _refuse(f"not a readable archive: {error}") from error
@@ -79,6 +79,15 @@ def unpack_tree(packed: bytes, folder: Path, limit: int) -> None:
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
+
+
+class _Member(tarfile.TarInfo):
+    """Refuses a size below zero, on which older Python releases go round for ever (CVE-2025-8194)."""
+
+    def _block(self, count: int) -> int:
+        if count < 0:
+            raise tarfile.ReadError("a member has a size below zero")
+        return super()._block(count)  # type: ignore[misc, no-any-return]
 
 
 def _unpack(archive: tarfile.TarFile, staging: Path, limit: int) -> None:

@@ -19,7 +19,7 @@ from sparring.errors import ConfigError, SandboxError
 from sparring.sandbox.cgroup import ControlGroup, reap_cgroups
 from sparring.sandbox.core import MIB, Sandbox, SandboxSpec, in_folder
 from sparring.sandbox.overlay import Overlay, OverlayPlan
-from sparring.sandbox.process import HostProcess, OnOutput
+from sparring.sandbox.process import CommandNotStarted, HostProcess, OnOutput
 from sparring.sandbox.provider import SandboxProvider
 from sparring.sandbox.seccomp import seccomp_program
 
@@ -78,7 +78,7 @@ class _BubblewrapProcess(HostProcess):
             self.finished.set_result(exit_code)
         else:
             reason = self._first_error.decode(errors="replace").strip()
-            self.finished.set_exception(SandboxError(f"bubblewrap could not run a command: {reason or exit_code}"))
+            self.finished.set_exception(CommandNotStarted(f"bubblewrap could not run a command: {reason or exit_code}"))
 
 
 class BubblewrapSandbox(Sandbox):
@@ -132,12 +132,15 @@ class BubblewrapSandbox(Sandbox):
                 "(sysctl kernel.unprivileged_userns_clone=1) and Linux 5.11"
             ) from error
 
-    async def _stop(self) -> bool:
+    async def clear(self) -> None:
         processes = list(self._processes)
         for process in processes:
             process.kill()
         if processes:
             await asyncio.wait([process.finished for process in processes], timeout=5.0)
+
+    async def _stop(self) -> bool:
+        await self.clear()
         if self._overlay is not None:
             await self._overlay.close()
         group, self._group = self._group, None

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from sparring.errors import ConfigError, SandboxError
 from sparring.sandbox.archive import pack_tree, unpack_tree
 from sparring.sandbox.output import BoundedOutput
-from sparring.sandbox.process import OnOutput, Process
+from sparring.sandbox.process import CommandNotStarted, OnOutput, Process
 
 if TYPE_CHECKING:
     from sparring.sandbox.session import ShellSession
@@ -27,6 +27,7 @@ MIB = 1 << 20
 # result no later than DEADLINE_GRACE_S after `timeout_s`, whatever the command or the daemon does.
 KILL_GRACE_S = 1.0
 DEADLINE_GRACE_S = 1.8
+_PROBE_S = 5.0
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -234,6 +235,9 @@ class Sandbox(ABC):
             SandboxError: the sandbox is not running, or broke.
         """
 
+    async def clear(self) -> None:  # noqa: B027  # without a process limit there is no need
+        """End all that commands and sessions run: at the process limit nothing else would start."""
+
     async def oom_kills(self) -> int:
         """Processes killed for memory so far, where the backend can tell; else 0."""
         return 0
@@ -278,25 +282,32 @@ class Sandbox(ABC):
             oom_killed=not timed_out and await self.post_mortem(exit_code),
         )
 
-    async def read(self, path: str, *, timeout_s: float = 30.0) -> bytes:
-        """The bytes of a file.
+    async def read(self, path: str, *, max_bytes: int | None = None, timeout_s: float = 30.0) -> bytes:
+        """The bytes of a file, `max_bytes` at most, or as many as may be moved at all.
 
         Raises:
             SandboxRequestError: outside `workdir` and `scratch`, missing, not a file, or too large.
         """
+        limit = min(max_bytes or self._transfer_limit, self._transfer_limit)
         # `head` bounds what a device or an endless pipe can send.
         script = '[ -f "$1" ] || { echo "no such file" >&2; exit 1; }; head -c "$2" -- "$1"'
-        return await self._transfer(script, self.resolve(path), str(self._transfer_limit + 1), timeout_s=timeout_s)
+        data = await self._transfer(script, self.resolve(path), str(limit + 1), timeout_s=timeout_s)
+        if len(data) > limit:
+            raise SandboxRequestError(f"{path}: more than {limit} bytes")
+        return data
 
     async def write(self, path: str, data: bytes | str, *, mode: int = 0o644, timeout_s: float = 30.0) -> None:
         """Write a file, making its folders.
 
         Raises:
-            SandboxRequestError: outside `workdir` and `scratch`, not writable, disk full, or too large.
+            SandboxRequestError: outside `workdir` and `scratch`, not a file, not writable, disk full, or too large.
         """
         body = data.encode() if isinstance(data, str) else data
         self._check_size(len(body), path)
-        script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1" && chmod "$2" -- "$1"'
+        script = (
+            '[ ! -e "$1" ] || [ -f "$1" ] || { echo "there is something else than a file" >&2; exit 1; }; '
+            'mkdir -p -- "$(dirname -- "$1")" && cat > "$1" && chmod "$2" -- "$1"'
+        )
         await self._transfer(script, self.resolve(path), f"{mode:o}", stdin=body, timeout_s=timeout_s)
 
     async def upload(self, local: Path, path: str = ".", *, timeout_s: float = 120.0) -> None:
@@ -410,13 +421,31 @@ class Sandbox(ABC):
         argv = ["/bin/sh", "-c", script, "sh", *args]
         exit_code, duration_s, timed_out = await self._run(argv, on_output, timeout_s=timeout_s, stdin=stdin)
         if timed_out:
-            raise SandboxError(f"{args[0]}: the transfer did not end within {duration_s:.1f} s")
+            # A pipe in the place of a file keeps whoever opens it waiting: then the sandbox itself still answers.
+            answers = (await self._run(["true"], lambda *_: None, timeout_s=_PROBE_S))[0] == 0
+            error = SandboxRequestError if answers else SandboxError
+            raise error(f"{args[0]}: the transfer did not end within {duration_s:.1f} s")
         self._check_size(len(stdout), args[0])
         if exit_code != 0:
             raise SandboxRequestError(f"{args[0]}: {stderr.text().strip() or f'exit code {exit_code}'}")
         return bytes(stdout)
 
     async def _run(
+        self, argv: Sequence[str], on_output: OnOutput, *, timeout_s: float, **options: Any
+    ) -> tuple[int, float, bool]:
+        """Run to the end under a deadline: exit code, duration, whether the time ran out."""
+        loop = asyncio.get_running_loop()
+        called = loop.time()
+        try:
+            return await self._run_once(argv, on_output, timeout_s=timeout_s, **options)
+        except CommandNotStarted:
+            if not await self.alive():
+                raise
+        await self.clear()  # what earlier commands left behind has taken all processes there may be
+        left_s = timeout_s - (loop.time() - called)
+        return await self._run_once(argv, on_output, timeout_s=max(left_s, 0.1), **options)
+
+    async def _run_once(
         self,
         argv: Sequence[str],
         on_output: OnOutput,
@@ -427,7 +456,6 @@ class Sandbox(ABC):
         cwd: str | None = None,
         user: str | None = None,
     ) -> tuple[int, float, bool]:
-        """Run to the end under a deadline: exit code, duration, whether the time ran out."""
         if not argv or any("\0" in argument or not _encodable(argument) for argument in argv):
             raise SandboxRequestError(f"a command needs a program, and no NUL or lone surrogate: {list(argv)!r:.200}")
         check_env(env or {})

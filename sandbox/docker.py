@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from sparring.errors import SandboxError
 from sparring.sandbox.core import MIB, Sandbox, SandboxSpec, in_folder
 from sparring.sandbox.daemon import ContainerGone, DockerDaemon
-from sparring.sandbox.docker_exec import CommandNotStarted, DockerProcess
+from sparring.sandbox.docker_exec import DockerProcess
 from sparring.sandbox.egress import PROXY_ENV, Egress
 from sparring.sandbox.owner import Owner
 from sparring.sandbox.process import OnOutput
@@ -169,19 +169,8 @@ class DockerSandbox(Sandbox):
         process.on_finished(self._processes.discard)
         return process
 
-    async def _run(
-        self, argv: Sequence[str], on_output: OnOutput, *, timeout_s: float, **options: Any
-    ) -> tuple[int, float, bool]:
-        started = asyncio.get_running_loop().time()
-        try:
-            return await super()._run(argv, on_output, timeout_s=timeout_s, **options)
-        except CommandNotStarted:
-            if not await self.alive():
-                raise
-        # What an earlier command left behind has taken all processes there may be.
-        self._begin_purge()
-        left_s = timeout_s - (asyncio.get_running_loop().time() - started)
-        return await super()._run(argv, on_output, timeout_s=max(left_s, 0.1), **options)
+    async def clear(self) -> None:
+        self._begin_purge()  # which the next `spawn` waits for
 
     def _begin_purge(self) -> None:
         if self._purge is None or self._purge.done():

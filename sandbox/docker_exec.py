@@ -9,17 +9,14 @@ from typing import Any, cast
 
 from sparring.errors import SandboxError
 from sparring.sandbox.daemon import DockerDaemon
-from sparring.sandbox.process import OnOutput, Process
+from sparring.sandbox.process import CommandNotStarted, OnOutput, Process
 
-__all__ = ["CommandNotStarted", "DockerProcess"]
+__all__ = ["DockerProcess"]
 
 # What the daemon itself writes to a command's output where the command could not be started, in one frame.
 _DAEMON_SAYS = b"OCI runtime exec failed"
+_ASK_S = 60.0  # whoever waits for the command has a deadline of his own; a busy daemon is not a broken one
 _HEADER_BYTES = 8  # stream number, three zeros, big-endian length of the payload
-
-
-class CommandNotStarted(SandboxError):
-    """The runtime could not start a command in a container: it is at its process limit, or it is ending."""
 
 
 class DockerProcess(Process, asyncio.Protocol):
@@ -126,7 +123,7 @@ class DockerProcess(Process, asyncio.Protocol):
         pause_s = 0.02
         try:
             while True:
-                state = await self._daemon.call(lambda: self._daemon.api.exec_inspect(self._exec_id), timeout_s=10.0)
+                state = await self._daemon.call(lambda: self._daemon.api.exec_inspect(self._exec_id), timeout_s=_ASK_S)
                 if not state["Running"]:
                     break
                 await asyncio.sleep(pause_s)  # the connection ended before the command did

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sparring.errors import SandboxError
 from sparring.sandbox.core import DEADLINE_GRACE_S, ExecResult, SandboxRequestError
 from sparring.sandbox.output import BoundedOutput
-from sparring.sandbox.process import Process
+from sparring.sandbox.process import CommandNotStarted, Process
 
 if TYPE_CHECKING:
     from sparring.sandbox.core import Sandbox
@@ -21,6 +21,7 @@ __all__ = ["Session"]
 
 # An end mark is \x1e, 24 hexadecimal digits drawn for the call, the exit code, one word of the session's own, \n.
 _END = re.compile(rb" (\d{1,3}) ([^\n]*)\n")
+_LONGEST_END = 1 << 16  # a folder's name as bash quotes it, and more
 _OLD_MARK = re.compile(r"\x1e[0-9a-f]{24} \d{1,3} [^\n]*\n")
 _INTERRUPT_EVERY_S = 0.2
 # After the first interrupt the process has this long to come back; else it is replaced.
@@ -49,18 +50,25 @@ class _Call:
         if stream not in self._open:
             return
         data = self._pending[stream] + data
-        at = data.find(self.mark)
-        if at < 0:
-            keep = len(self.mark) - 1  # the mark may be cut between two reads
-            self.outputs[stream].feed(data[:-keep])
-            self._pending[stream] = data[-keep:]
-            return
-        end = _END.match(data, at + len(self.mark))
-        if end is None:
-            self._pending[stream] = data
-            return
-        self.outputs[stream].feed(data[:at])
-        self.exit_code, self.word = int(end[1]), end[2].decode("utf-8", "replace")
+        while (at := data.find(self.mark)) >= 0:
+            behind = at + len(self.mark)
+            if (end := _END.match(data, behind)) is not None:
+                self._end(stream, data[:at], int(end[1]), end[2].decode("utf-8", "replace"))
+                return
+            if len(data) - behind < _LONGEST_END:  # the rest is to come
+                self.outputs[stream].feed(data[:at])
+                self._pending[stream] = data[at:]
+                return
+            # Code that found the mark out, and would have what follows kept without a bound.
+            self.outputs[stream].feed(data[:behind])
+            data = data[behind:]
+        keep = len(self.mark) - 1  # the mark may be cut between two reads
+        self.outputs[stream].feed(data[:-keep])
+        self._pending[stream] = data[-keep:]
+
+    def _end(self, stream: int, rest: bytes, exit_code: int, word: str) -> None:
+        self.outputs[stream].feed(rest)
+        self.exit_code, self.word = exit_code, word
         self._pending[stream] = b""
         self._open.discard(stream)
         if not self._open:
@@ -116,14 +124,23 @@ class Session(ABC):
         Raises:
             SandboxError: the sandbox is broken, or lacks the program.
         """
-        self._process = await self._sandbox.spawn(self._argv(), self._on_output, stdin=True)
-        self.generation += 1
-        self._process.write(self._preamble())
-        call, _ = await self._run("", asyncio.get_running_loop().time() + timeout_s)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        call = await self._begin(deadline)
+        assert self._process is not None
+        if self._process.finished.done() and isinstance(self._process.finished.exception(), CommandNotStarted):
+            await self._sandbox.clear()
+            call = await self._begin(deadline)
         if not call.done.is_set():
             self._process.kill()
             said = call.text(2).strip()[-300:]
             raise SandboxError(f"{self._sandbox}: no {self.name} within {timeout_s:g} s; is it in the image? {said}")
+
+    async def _begin(self, deadline: float) -> _Call:
+        self._process = await self._sandbox.spawn(self._argv(), self._on_output, stdin=True)
+        self.generation += 1
+        self._process.write(self._preamble())
+        call, _ = await self._run("", deadline)
+        return call
 
     async def exec(self, code: str, *, timeout_s: float = 30.0) -> ExecResult:
         """Run code, its standard input empty. Returns within `timeout_s` + 2 s, whatever it does.

@@ -11,10 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TypeAlias, cast
 
-__all__ = ["HostProcess", "OnOutput", "Process"]
+from sparring.errors import SandboxError
+
+__all__ = ["CommandNotStarted", "HostProcess", "OnOutput", "Process"]
 
 OnOutput: TypeAlias = Callable[[int, bytes], None]
 """Called with 1 (standard output) or 2 (standard error) and the bytes; must not block and must not raise."""
+
+
+class CommandNotStarted(SandboxError):
+    """A command was never run: its sandbox is at its process limit, or it is ending."""
 
 
 class Process(ABC):

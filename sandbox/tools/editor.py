@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import re
 
-from sparring.sandbox.core import Sandbox, SandboxRequestError
+from sparring.sandbox.core import MIB, Sandbox, SandboxRequestError
+from sparring.sandbox.tools.render import shortened
 
 __all__ = ["EditorTool"]
 
+_MAX_BYTES = 8 * MIB
 _MAX_LINES = 400
+_MAX_SHOWN = 32_000  # characters
+_MAX_WIDTH = 2_000
 _CONTEXT_LINES = 4
+_COMPARED_LINES, _COMPARED_WIDTH = 2_000, 200
 
 
 class EditorTool:
@@ -34,7 +40,7 @@ class EditorTool:
                 timeout_s=self._timeout_s,
             )
             if listing.ok:
-                return listing.stdout.rstrip("\n") or "[empty folder]"
+                return shortened(listing.stdout.rstrip("\n"), _MAX_SHOWN) or "[empty folder]"
             lines = _lines(await self._read(path))
         except SandboxRequestError as error:
             return f"[error: {error}]"
@@ -43,7 +49,7 @@ class EditorTool:
         if not 1 <= first_line <= len(lines) or (last_line is not None and last_line < first_line):
             return f"[error: {path} has lines 1 to {len(lines)}; lines {first_line} to {last_line} are not there]"
         last = min(len(lines), last_line or len(lines), first_line + _MAX_LINES - 1)
-        shown = _numbered(lines, first_line, last)
+        shown, last = _numbered(lines, first_line, last)
         more = f"\n[{len(lines) - last} more lines; view from line {last + 1}]" if last < len(lines) else ""
         return shown + (more if last_line is None or last < last_line else "")
 
@@ -75,7 +81,7 @@ class EditorTool:
             old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
         found = text.count(old)
         if found == 0:
-            return f"[error: old does not occur in {path}. {_nearest(text, old)}]"
+            return f"[error: old does not occur in {path}. {await asyncio.to_thread(_nearest, text, old)}]"
         if found > 1:
             at = [text.count("\n", 0, index) + 1 for index in _occurrences(text, old)]
             places = ", ".join(map(str, at[:10]))
@@ -106,7 +112,7 @@ class EditorTool:
         return await self._write(path, edited, _around(edited, after_line + 1, max(1, len(added))))
 
     async def _read(self, path: str) -> str:
-        data = await self._sandbox.read(path, timeout_s=self._timeout_s)
+        data = await self._sandbox.read(path, max_bytes=_MAX_BYTES, timeout_s=self._timeout_s)
         try:
             return data.decode()
         except UnicodeDecodeError:
@@ -135,15 +141,26 @@ def _bare(line: str) -> str:
     return line.rstrip("\r\n")
 
 
-def _numbered(lines: list[str], first: int, last: int) -> str:
-    return "\n".join(f"{number:6}\t{_bare(lines[number - 1])}" for number in range(first, last + 1))
+def _numbered(lines: list[str], first: int, last: int) -> tuple[str, int]:
+    """The lines with their numbers, as far as they fit, and the number of the last one shown."""
+    shown: list[str] = []
+    length = 0
+    for number in range(first, last + 1):
+        line = _bare(lines[number - 1])
+        if len(line) > _MAX_WIDTH:
+            line = f"{line[:_MAX_WIDTH]} [... {len(line) - _MAX_WIDTH} more characters]"
+        length += len(line)
+        if shown and length > _MAX_SHOWN:
+            return "\n".join(shown), number - 1
+        shown.append(f"{number:6}\t{line}")
+    return "\n".join(shown), last
 
 
 def _around(text: str, first: int, count: int) -> str:
     """The edited lines and some around them."""
     lines = _lines(text)
     start, end = max(1, first - _CONTEXT_LINES), min(len(lines), first + count - 1 + _CONTEXT_LINES)
-    return f"[edited]\n{_numbered(lines, start, end)}" if lines else "[edited: the file is empty now]"
+    return f"[edited]\n{_numbered(lines, start, end)[0]}" if lines else "[edited: the file is empty now]"
 
 
 def _occurrences(text: str, part: str) -> list[int]:
@@ -161,7 +178,9 @@ def _nearest(text: str, old: str) -> str:
     for number, line in enumerate(lines, 1):
         if wanted.strip() and line.strip() == wanted.strip() and line != wanted:
             return f"Line {number} differs in white space only: {line!r}"
-    close = difflib.get_close_matches(wanted, lines[:5000], n=1, cutoff=0.6)
+    # Likeness takes time in the square of the length: of lines that are too long, their beginnings are compared.
+    starts = [line[:_COMPARED_WIDTH] for line in lines[:_COMPARED_LINES]]
+    close = difflib.get_close_matches(wanted[:_COMPARED_WIDTH], starts, n=1, cutoff=0.6)
     if close:
-        return f"The nearest line is {lines.index(close[0]) + 1}: {close[0]!r}"
+        return f"The nearest line is {starts.index(close[0]) + 1}: {close[0]!r}"
     return "View the file first; white space counts"

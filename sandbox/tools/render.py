@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparring.sandbox.core import ExecResult
 
-__all__ = ["render_result"]
+__all__ = ["render_result", "shortened"]
 
 
 def render_result(result: ExecResult, *, timeout_s: float, lost: str = "", limit: int = 16_000) -> str:
@@ -12,7 +12,7 @@ def render_result(result: ExecResult, *, timeout_s: float, lost: str = "", limit
 
     At most about `limit` characters of each stream, from its beginning and its end.
     """
-    parts = [_shortened(text, limit) for text in (result.stdout, result.stderr) if text]
+    parts = [shortened(text, limit) for text in (result.stdout, result.stderr) if text]
     if result.timed_out:
         parts.append(f"[timed out after {timeout_s:g} s and was interrupted]")
     elif result.oom_killed:
@@ -24,7 +24,8 @@ def render_result(result: ExecResult, *, timeout_s: float, lost: str = "", limit
     return "\n".join(part.rstrip("\n") for part in parts) or "[no output]"
 
 
-def _shortened(text: str, limit: int) -> str:
+def shortened(text: str, limit: int) -> str:
+    """A text's beginning and end, about `limit` characters together."""
     if len(text) <= limit:
         return text
     half = limit // 2

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import os
 import socket
 import time
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from sparring.sandbox import ExecResult, Sandbox, SandboxSpec, open_provider
+from sparring.sandbox import ExecResult, Sandbox, SandboxRequestError, SandboxSpec, open_provider
+from sparring.sandbox.tools import EditorTool, PythonTool
 
 pytestmark = [pytest.mark.slow]
 KINDS = [pytest.param("docker", marks=pytest.mark.docker), pytest.param("bubblewrap", marks=pytest.mark.bubblewrap)]
@@ -61,6 +63,10 @@ def python(code: str) -> str:
 
 # Exhaustion
 
+_BOMB = python("import os\nwhile True:\n    try:\n        os.fork()\n    except OSError: pass\n")
+BOMB_BEHIND = _BOMB.replace("exec python3", "setsid python3") + " >/dev/null 2>&1 &"
+"""Goes off in a session and a process group of its own, and does not hold up the command that left it behind."""
+
 
 async def test_fork_bomb(box: Sandbox) -> None:
     bomb = asyncio.ensure_future(attack(box, f"bash -c 'f() {{ f | f & }}; f; wait; sleep 60' {MARK}"))
@@ -79,8 +85,7 @@ async def test_fork_bomb_that_leaves_its_session_and_group(box: Sandbox) -> None
 
 
 async def test_a_fork_bomb_left_behind_does_not_keep_the_next_command_from_starting(box: Sandbox) -> None:
-    bomb = "import os\nos.setsid()\nwhile True:\n    try:\n        os.fork()\n    except OSError: pass\n"
-    await attack(box, python(bomb).replace("exec python3", "setsid python3") + " >/dev/null 2>&1 &", timeout_s=3)
+    await attack(box, BOMB_BEHIND, timeout_s=3)
     for _ in range(3):
         result = await attack(box, "echo OCI runtime exec failed: no; exit 126", timeout_s=10)
         assert (result.exit_code, result.stdout) == (126, "OCI runtime exec failed: no\n")
@@ -373,3 +378,78 @@ async def test_a_fork_bomb_in_a_session(box: Sandbox) -> None:
     await session.exec(f"f() {{ f | f & }}; f; {LINGER}", timeout_s=1)
     assert time.monotonic() - started < 3.0
     await asyncio.wait_for(session.close(), 10)
+
+
+async def test_a_fork_bomb_in_a_sessions_background_does_not_keep_commands_from_running(box: Sandbox) -> None:
+    """Else a model could make what scores it fail, and a failure is no reward of 0."""
+    session = await box.session()
+    await session.exec(BOMB_BEHIND, timeout_s=5)
+    while len(processes_with(MARK)) < SPEC.pids // 2:  # noqa: ASYNC110  # until it has gone off
+        await asyncio.sleep(0.02)
+    result = await attack(box, "echo run", timeout_s=10)
+    assert (result.exit_code, result.stdout) == (0, "run\n")
+    assert processes_with(MARK) == []
+
+
+async def test_a_fork_bomb_does_not_keep_a_session_from_starting(box: Sandbox) -> None:
+    first = await box.session()
+    await first.exec(BOMB_BEHIND, timeout_s=5)
+    while len(processes_with(MARK)) < SPEC.pids // 2:  # noqa: ASYNC110  # until it has gone off
+        await asyncio.sleep(0.02)
+    tool = PythonTool(box, timeout_s=20)
+    assert await tool.python("2 + 3") == "5"
+    assert (await first.exec("echo back", timeout_s=20)).stdout == "back\n"
+
+
+# Tools
+
+KNOWS_ITS_MARK = """
+import os, sys
+frame = sys._getframe()
+while "order" not in frame.f_globals or "mark" not in frame.f_globals["order"]:
+    frame = frame.f_back
+os.write(1, b"\\x1e" + frame.f_globals["order"]["mark"].encode() + b" 0 ")
+while True:
+    os.write(1, b"x" * 65536)
+"""
+
+
+async def test_output_behind_a_forged_end_mark_is_bounded(box: Sandbox) -> None:
+    tool = PythonTool(box, timeout_s=2)
+    started = time.monotonic()
+    said = await tool.python(KNOWS_ITS_MARK)
+    assert time.monotonic() - started < 4.5
+    assert len(said) < 40_000
+    assert "timed out" in said
+    assert "5" in await tool.python("2 + 3")
+
+
+async def test_a_pipe_in_the_place_of_a_file_is_the_models_mistake(box: Sandbox) -> None:
+    """Not a broken sandbox: that would be a failure of the infrastructure, which is never scored."""
+    editor = EditorTool(box, timeout_s=1)
+    await attack(box, "mkfifo pipe; ln -s pipe link; mkdir folder; ln -s /dev/zero zero", timeout_s=10)
+    for name in ("pipe", "link", "folder", "zero"):
+        assert "something else than a file" in await editor.create_file(name, "x"), name
+    for name in ("pipe", "link", "zero"):
+        assert "no such file" in await editor.view_file(name), name
+    swap = "while :; do rm -f f; mkfifo f; sleep 0.01; rm -f f; echo x > f; sleep 0.01; done"
+    session = await box.session()
+    await session.exec(f"({swap}) >/dev/null 2>&1 &", timeout_s=10)
+    for _ in range(8):
+        started = time.monotonic()
+        with contextlib.suppress(SandboxRequestError):
+            await box.write("f", "y", timeout_s=0.5)
+        assert time.monotonic() - started < 10
+    await session.close()
+
+
+async def test_files_that_are_too_much_for_an_editor(box: Sandbox) -> None:
+    editor = EditorTool(box, timeout_s=10)
+    make = "head -c 9000000 /dev/zero | tr '\\0' x > long; head -c 50000 long > line; seq 100000 > lines"
+    assert (await attack(box, make, 10)).ok
+    assert "more than 8388608 bytes" in await editor.view_file("long")
+    assert len(await editor.view_file("line")) < 3000
+    assert len(await editor.view_file("lines")) < 40_000
+    assert "does not occur" in await editor.replace_in_file("line", "y" * 50_000, "z")
+    await attack(box, "mkdir many && cd many && seq 20000 | xargs touch", 10)
+    assert len(await editor.view_file("many")) < 40_000

@@ -73,13 +73,12 @@ def test_episodes_killed_at_random_moments_leave_nothing(kind: str, episodes: in
             owners.append(process.stdout.readline().strip())
             if run < kills:
                 share = episodes / (kills + 1)
-                wait_for_episodes(done_file, math.ceil((run + chance.random()) * share) - 1)
+                wait_for_episodes(process, done_file, math.ceil((run + chance.random()) * share) - 1)
                 time.sleep(chance.uniform(0, 0.1))
                 assert process.poll() is None, "it was to be killed at work"
                 started |= {(pid, start_ticks(pid)) for pid in descendants(process.pid)}
             else:
-                wait_for_episodes(done_file, episodes)
-                assert process.wait(STALLED_S) == 0
+                assert process.wait(episodes * STALLED_S) == 0
         finally:
             process.kill()
             process.wait()
@@ -88,12 +87,13 @@ def test_episodes_killed_at_random_moments_leave_nothing(kind: str, episodes: in
     assert [pid for pid, ticks in started if ticks is not None and start_ticks(pid) == ticks] == []
 
 
-def wait_for_episodes(done_file: Path, target: int) -> None:
-    """Until so many are done, or none has been for too long."""
+def wait_for_episodes(process: subprocess.Popen[str], done_file: Path, target: int) -> None:
+    """Until so many are done; not if none has been for too long."""
     done, at = -1, time.monotonic()
     while done < target:
         now = len(done_file.read_text().split()) if done_file.exists() else 0
         done, at = (now, time.monotonic()) if now > done else (done, at)
+        assert process.poll() is None, f"it ended by itself after {done} of {target} episodes"
         assert time.monotonic() < at + STALLED_S, f"stuck at {done} of {target} episodes"
         time.sleep(0.002)
 

@@ -145,3 +145,14 @@ def test_a_tree_goes_there_and_back(tmp_path: Path) -> None:
     assert found == {"a", "a/empty", "a/f", "run", "link"}
     assert (tmp_path / "back" / "link").read_bytes() == bytes(range(256))
     assert (tmp_path / "back" / "run").stat().st_mode & 0o111
+
+
+@pytest.mark.timeout(20)
+def test_a_size_below_zero_does_not_go_round_for_ever(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("x")
+    packed = bytearray(info.tobuf(tarfile.GNU_FORMAT) + b"\0" * 2048)
+    packed[124:136] = b"\xff" * 10 + (-1024 & 0xFFFF).to_bytes(2, "big")  # base 256, as GNU writes what is large
+    packed[148:156] = b"%06o\0 " % (sum(packed[:148]) + 8 * 32 + sum(packed[156:512]))
+    with pytest.raises(SandboxRequestError):
+        unpack_tree(bytes(packed), tmp_path / "out", 1 << 20)
+    assert list(tmp_path.iterdir()) == []

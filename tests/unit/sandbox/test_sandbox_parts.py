@@ -15,6 +15,7 @@ from sparring.errors import ConfigError
 from sparring.sandbox import ExecResult, LocalProvider, SandboxRequestError, SandboxSpec, open_provider
 from sparring.sandbox.docker import container_options
 from sparring.sandbox.docker_exec import DockerProcess
+from sparring.sandbox.live import _Call
 from sparring.sandbox.owner import Owner
 from sparring.sandbox.reaper import is_left_over, labels
 from sparring.sandbox.seccomp import seccomp_program
@@ -119,6 +120,23 @@ def test_dockers_frames_are_told_apart_however_they_are_cut(frames: list[tuple[i
 
     expected = {name: b"".join(data for stream, data in frames if stream == name) for name in (1, 2)}
     assert asyncio.run(parse()) == expected
+
+
+@pytest.mark.parametrize("forged", [b" 0 ", b"", b" 9999 x\n", b" 0"])
+def test_what_follows_a_forged_end_mark_is_not_kept_and_the_true_one_is_found(forged: bytes) -> None:
+    call = _Call(1000)
+    mark = b"\x1e" + call.new_mark().encode()
+    call.feed(1, b"begin " + mark + forged)
+    for _ in range(100):
+        call.feed(1, b"x" * 65_536)
+        assert len(call._pending[1]) < 2 * 65_536
+    call.feed(1, b"end" + mark + b" 3 /work\n")
+    call.feed(2, mark + b" 3 /work\n")
+    assert call.done.is_set()
+    assert (call.exit_code, call.word) == (3, "/work")
+    assert call.outputs[1].total > 6_000_000
+    assert call.text(1).startswith("begin ")
+    assert call.text(1).endswith("xend")
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60))
