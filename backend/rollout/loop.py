@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 _POLL_S = 0.5
 _BEAT_S = 0.5
-# The loop waits for its socket hundreds of times a second, and each time asks for the interpreter anew. A thread that is
-# busy in Python, as a trainer that launches kernels, gives it back after the switch interval: 5 ms would bind the loop.
+# The loop waits for its sockets hundreds of times a second, and each time asks for the interpreter anew. A thread that
+# is busy in Python, as a trainer that launches kernels, hands it over after this interval: 5 ms would bind the loop.
 _SWITCH_S = 0.0005
 _GRACE_S = 10.0  # what a coroutine past its deadline gets for ending, before its caller leaves it behind
 

@@ -34,28 +34,40 @@ def measure(out: Path) -> tuple[list[Row], dict[str, Any]]:
 
 
 def report(found: dict[str, Any]) -> list[Row]:
+    """Over the seeds of each kind; runs that were ended early are compared at the last step that all were evaluated at.
+
+    The ratio is of the times until the curves first reach what the synchronous run of the same seed had at that step.
+    """
     rows = []
-    for name in ("η = 2", "η = 0"):
+    steps = {name: min(run["evaluations"][-1]["step"] for run in found[name]) for name in ("η = 2", "η = 0")}
+    for name, end in steps.items():
         runs = found[name]
-        first, last = ([run["evaluations"][i]["success"] * 100 for run in runs] for i in (0, -1))
+        first, last = ([100 * at(run["evaluations"], "step", step) for run in runs] for step in (0, end))
         rows += [
             Row(f"{name}: accuracy before, mean of {len(runs)} seeds", statistics.mean(first), "%"),
-            Row(f"{name}: accuracy after {runs[0]['evaluations'][-1]['step']} steps, mean", statistics.mean(last), "%"),
-            Row(f"{name}: the worst seed", min(last), "%"),
-            Row(f"{name}: seconds of steps, mean", statistics.mean(run["seconds"] for run in runs), "s"),
+            Row(f"{name}: accuracy after {end} steps, mean", statistics.mean(last), "%"),
+            Row(f"{name}: accuracy after {end} steps, the worst seed", min(last), "%"),
+            Row(f"{name}: seconds of {end} steps, mean", statistics.mean(_seconds(run, end) for run in runs), "s"),
             Row(f"{name}: trajectories, mean", statistics.mean(run["episodes_per_s"] for run in runs), "/s"),
         ]
+    end = steps["η = 0"]
     pairs = list(zip(found["η = 2"], found["η = 0"], strict=True))
-    equal = [100 * at(fast["evaluations"], "steps_s", slow["seconds"]) for fast, slow in pairs]
-    rows.append(Row("η = 2 at the synchronous runs' wall clock, mean", statistics.mean(equal), "%"))
-    ratios = [_ratio(fast["evaluations"], slow["evaluations"]) for fast, slow in pairs]
+    samples = [100 * at(fast["evaluations"], "step", end) for fast, _ in pairs]
+    clock = [100 * at(fast["evaluations"], "steps_s", _seconds(slow, end)) for fast, slow in pairs]
+    rows.append(Row(f"η = 2 at equal samples ({end} steps), mean", statistics.mean(samples), "%"))
+    rows.append(Row(f"η = 2 at equal wall clock (η = 0's {end} steps), mean", statistics.mean(clock), "%"))
+    ratios = [_ratio(fast["evaluations"], slow["evaluations"], end) for fast, slow in pairs]
     if known := [ratio for ratio in ratios if ratio is not None]:
-        rows.append(Row("time to η = 0's last accuracy, η = 0 over η = 2, median", statistics.median(known), "x"))
+        rows.append(Row(f"time to η = 0's accuracy after {end} steps, η = 0 over η = 2", statistics.median(known), "x"))
     return rows
 
 
-def _ratio(fast: list[dict[str, Any]], slow: list[dict[str, Any]]) -> float | None:
-    goal = slow[-1]["success"]
+def _seconds(run: dict[str, Any], step: int) -> float:
+    return float(run["steps"][step - 1]["steps_s"])
+
+
+def _ratio(fast: list[dict[str, Any]], slow: list[dict[str, Any]], step: int) -> float | None:
+    goal = at(slow, "step", step)
     reached, once = seconds_to(fast, goal), seconds_to(slow, goal)
     return once / reached if reached and once else None
 

@@ -68,6 +68,9 @@ def run_command(
 
     Args:
         seconds_of_steps: end it once its steps have taken so long, evaluations aside.
+
+    Raises:
+        RuntimeError: it died: a curve that breaks off must not look like one that was ended.
     """
     command = [sys.executable, "-m", "sparring.cli", "train", config, f"run_dir={folder}", *overrides]
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -80,9 +83,13 @@ def run_command(
                 if seconds_of_steps is not None and _stepped_s(metrics) >= seconds_of_steps:
                     break
                 time.sleep(1.0)
+            died = process.poll() not in (None, 0)
         finally:
             _end(process)
-    print(Path(f"{folder}.log").read_text()[-3000:], flush=True)
+    said = Path(f"{folder}.log").read_text()[-3000:]
+    print(said, flush=True)
+    if died:
+        raise RuntimeError(f"the run in {folder} died with status {process.returncode}: {said[-500:]}")
     return _records(metrics)
 
 

@@ -33,14 +33,13 @@ TIMEOUT_S = 200.0
 # Servers by name, whether trainer and servers are clients of MPS, the trainer's MPS priority (1 is below normal), and
 # what the trainer's process measures. `default` and `second` are those of `benchmarks.gpu.serve`.
 CASES: dict[str, dict[str, Any]] = {
-    "time slices": {"mps": False, "priority": 0, "servers": ["plain"], "in_thread": True, "compiled": False},
-    "MPS": {"mps": True, "priority": 0, "servers": ["default", "second"], "in_thread": False, "compiled": False},
+    "time slices": {"mps": False, "priority": 0, "servers": ["plain"], "in_thread": True},
+    "MPS": {"mps": True, "priority": 0, "servers": ["default", "second"], "in_thread": False},
     "MPS, trainer below": {
         "mps": True,
         "priority": 1,
         "servers": ["default", "second", "third"],
         "in_thread": False,
-        "compiled": True,
     },
 }
 
@@ -180,6 +179,7 @@ def main(file: Path, case: dict[str, Any], urls: list[str]) -> None:
         file.write_text(json.dumps(found, indent=1))
         print(name, figures, flush=True)
 
+    asyncio.run(_load(*urls))  # kernels compile at first use
     if len(urls) > 1:  # sampling alone, before a trainer has any work
         for n in range(1, len(urls) + 1):
             load = asyncio.run(_load(*urls[:n]))
@@ -191,17 +191,6 @@ def main(file: Path, case: dict[str, Any], urls: list[str]) -> None:
         note(f"{n} servers busy", trainer.beside(*urls[:n]))
     if case["in_thread"]:
         note("1 server busy, client in this interpreter", trainer.beside(urls[0], in_thread=True))
-    if case["compiled"]:
-        from sparring.backend.trainer.compiled import compile_layers
-
-        compile_layers(trainer.model)
-        began = time.perf_counter()
-        trainer.run(1.0)
-        first_s = time.perf_counter() - began
-        trainer.run(2.0)
-        note("compiled, alone", {"trainer": trainer.run(ALONE_S), "sampled": 0.0, "first_s": first_s})
-        for n in range(2, len(urls) + 1):
-            note(f"compiled, {n} servers busy", trainer.beside(*urls[:n]))
 
 
 if __name__ == "__main__":

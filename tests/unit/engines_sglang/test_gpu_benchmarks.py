@@ -3,12 +3,13 @@
 import asyncio
 import random
 import statistics
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 
-from benchmarks.gpu import _mps, calculator, gsm8k, long_tailed
+from benchmarks.gpu import _mps, calculator, gsm8k, long_tailed, plot
 from benchmarks.gpu._load import closed_loop
 from benchmarks.gpu.compare import at, compare
 from benchmarks.gpu.sharing import ROW_TOKENS, gsm8k_like
@@ -16,6 +17,7 @@ from benchmarks.gpu.slow_service import MAX_DELAY_S, MAX_TURNS, draw_delay, draw
 from sparring.backend.trainer.packing import pack, split_rows
 from sparring.config import RunConfig
 
+RESULTS = Path(__file__).parents[3] / "benchmarks/results/h200-2026-12-01.json"
 STEP = {"kind": "step", "time/step_s": 2.0, "episodes": 10, "sampler/tokens": 100, "trainer/busy": 0.5}
 
 
@@ -106,7 +108,24 @@ def test_the_calculator_runs_are_reported_over_their_seeds():
     fast, slow = [curve((0, 0.2), (10, 0.9), step_s=1.0)] * 3, [curve((0, 0.2), (10, 0.9), step_s=3.0)] * 3
     rows = {row.name: row.measured for row in calculator.report({"η = 2": fast, "η = 0": slow})}
     assert rows["η = 2: accuracy after 10 steps, mean"] == pytest.approx(90)
-    assert rows["time to η = 0's last accuracy, η = 0 over η = 2, median"] == pytest.approx(3)
+    assert rows["η = 2 at equal wall clock (η = 0's 10 steps), mean"] == pytest.approx(90)
+    assert rows["time to η = 0's accuracy after 10 steps, η = 0 over η = 2"] == pytest.approx(3)
+
+
+def test_calculator_runs_that_ended_early_are_compared_where_all_were_evaluated():
+    fast = [curve((0, 0.2), (5, 0.4), (10, 0.9), step_s=1.0)] * 2
+    slow = [curve((0, 0.2), (5, 0.5), step_s=3.0), curve((0, 0.2), (5, 0.5), (10, 0.1), step_s=3.0)]
+    rows = {row.name: row.measured for row in calculator.report({"η = 2": fast, "η = 0": slow})}
+    assert rows["η = 0: accuracy after 5 steps, mean"] == pytest.approx(50)
+    assert rows["η = 2 at equal samples (5 steps), mean"] == pytest.approx(40)
+    assert rows["η = 2 at equal wall clock (η = 0's 5 steps), mean"] == pytest.approx(90)
+    assert rows["time to η = 0's accuracy after 5 steps, η = 0 over η = 2"] == pytest.approx(15 / 6)
+
+
+@pytest.mark.slow
+def test_a_run_that_dies_is_an_error_and_no_short_curve(tmp_path):
+    with pytest.raises(RuntimeError, match="died with status"):
+        gsm8k.run_command(str(tmp_path / "nowhere.yaml"), tmp_path / "run", [])
 
 
 def test_the_long_tailed_rates_are_compared():
@@ -151,6 +170,12 @@ def test_a_batch_of_gsm8ks_shape_fills_one_row():
     row = pack(samples)
     assert 0.95 * ROW_TOKENS < row.tokens <= ROW_TOKENS
     assert len(split_rows(samples, ROW_TOKENS)) == 1
+
+
+@pytest.mark.slow
+def test_the_kept_results_can_be_drawn(tmp_path):
+    plot.main(RESULTS, tmp_path)
+    assert {image.name for image in tmp_path.iterdir()} == {"gsm8k_h200.png", "calculator_h200.png"}
 
 
 def test_mps_does_not_run_where_it_is_not_installed(monkeypatch, tmp_path):
