@@ -17,7 +17,7 @@ __all__ = ["Sinks", "check_sinks"]
 _log = logging.getLogger(__name__)
 
 _PROJECT = "sparring"
-_INIT_TIMEOUT_S = 60.0
+_TIMEOUT_S = 60.0  # to log in, to begin, and to send the rest at the end
 # What may hold a password: free-form arguments and environment variables stay on this machine.
 _PRIVATE = {
     "env": {"kwargs": True, "mixture": True},
@@ -120,7 +120,13 @@ class _Wandb:
             resume="allow",
             dir=run_dir,
             config=config.model_dump(exclude=_PRIVATE),
-            settings=wandb.Settings(silent=True, console="off", init_timeout=_INIT_TIMEOUT_S),
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                login_timeout=_TIMEOUT_S,
+                init_timeout=_TIMEOUT_S,
+                finish_timeout=_TIMEOUT_S,
+            ),
         )
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")  # its own count of records only ever goes up
