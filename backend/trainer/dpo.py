@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from sparring.backend.buffer.harvest import Pair
-from sparring.backend.trainer.policy import quiet
+from sparring.backend.trainer.policy import quiet, trains_on_cpu
 from sparring.errors import TrainerError
 
 with warnings.catch_warnings():
@@ -76,7 +76,7 @@ def train_dpo(
     with quiet():
         tokenizer = AutoTokenizer.from_pretrained(model_path)
         model, reference = (AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32) for _ in range(2))
-    on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+    on_cpu = trains_on_cpu(device)
     at_once = math.gcd(batch_size, _MOST_AT_ONCE)
     with tempfile.TemporaryDirectory(prefix="sparring-dpo-") as folder:
         trainer = PairTrainer(

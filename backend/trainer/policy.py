@@ -17,7 +17,7 @@ from sparring.backend.trainer.head import install_head
 from sparring.config import LoraConfig, SamplingConfig
 from sparring.errors import ConfigError
 
-__all__ = ["load_policy", "load_reference", "quiet", "refuse_truncated_sampling"]
+__all__ = ["load_policy", "load_reference", "quiet", "refuse_truncated_sampling", "trains_on_cpu"]
 
 
 def load_policy(
@@ -56,6 +56,11 @@ def load_reference(
         return StartingPolicy(policy)
     reference: Any = load_policy(model_path, compute_dtype)[0]
     return reference.requires_grad_(False).to(device)
+
+
+def trains_on_cpu(device: str) -> bool:
+    """What `trainer.device` means on this machine."""
+    return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
 
 
 def refuse_truncated_sampling(sampling: SamplingConfig) -> None:

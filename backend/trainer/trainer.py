@@ -42,7 +42,7 @@ from sparring.backend.trainer.metrics import MetricsFile, StepMeter
 from sparring.backend.trainer.optimizer import make_optimizer, plain_optimizer
 from sparring.backend.trainer.packing import PackedRow, Sample, pack, split_rows
 from sparring.backend.trainer.passes import prepare_step, proximal_of, score_rows, with_reward_kl
-from sparring.backend.trainer.policy import load_policy, load_reference, refuse_truncated_sampling
+from sparring.backend.trainer.policy import load_policy, load_reference, refuse_truncated_sampling, trains_on_cpu
 from sparring.backend.trainer.probe import DriftReport, probe
 from sparring.backend.trainer.protocols import BatchSource, StartEvaluation, WeightPublisher
 from sparring.backend.trainer.rejected import keep_batch
@@ -115,7 +115,6 @@ class AgentTrainer(AsyncGRPOTrainer):
         model, tokenizer = load_policy(model_path, getattr(torch, knobs.dtype), knobs.lora, adapter)
         if knobs.compile:
             compile_layers(model)
-        on_cpu = knobs.device == "cpu" or (knobs.device == "auto" and not torch.cuda.is_available())
         args = AsyncGRPOConfig(
             output_dir=str(run_dir),
             max_steps=knobs.steps,
@@ -126,7 +125,7 @@ class AgentTrainer(AsyncGRPOTrainer):
             gradient_accumulation_steps=1,
             token_budget=knobs.token_budget,
             max_staleness=config.rollout.staleness,
-            use_cpu=on_cpu,
+            use_cpu=trains_on_cpu(knobs.device),
             bf16=False,  # autocast is the head's own; accelerate's would convert outputs once more
             seed=config.seed,
             logging_strategy="no",
@@ -476,6 +475,8 @@ class AgentTrainer(AsyncGRPOTrainer):
         try:
             self._metrics_file.write(record)
         except TrainerError as error:
+            if record["kind"] != "step":  # no batch in hand is at fault
+                raise
             raise TrainerError(f"{error}; {self._keep_batch(str(error))}") from error
         if self._sinks is not None:
             self._sinks.write(record)

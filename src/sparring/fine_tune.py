@@ -65,15 +65,14 @@ def sft(request: FineTuning, *, min_reward: float, per_task: int | None) -> int:
     steps = request.epochs * math.ceil(len(harvest.sequences) / request.batch_size)
     import torch
 
-    from sparring.backend.trainer.policy import load_policy
+    from sparring.backend.trainer.policy import load_policy, trains_on_cpu
     from sparring.backend.trainer.warm_start import warm_start
 
     torch.set_num_threads(config.trainer.threads)
     torch.manual_seed(config.seed)
     policy, tokenizer = load_policy(_start(request, directory, config), getattr(torch, config.trainer.dtype))
-    on_cpu = config.trainer.device == "cpu" or (config.trainer.device == "auto" and not torch.cuda.is_available())
     losses = warm_start(
-        policy.to("cpu" if on_cpu else "cuda"),  # type: ignore[arg-type]
+        policy.to("cpu" if trains_on_cpu(config.trainer.device) else "cuda"),  # type: ignore[arg-type]
         harvest.sequences,
         steps=steps,
         lr=request.learning_rate,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.config import RunConfig
 from sparring.display import Display
+from sparring.errors import TaskError
 from sparring.evaluation import EvalEpisode, summarise, write_episodes
 from sparring.run_dir import RunDirectory
 from sparring.task_sources import TaskSource
@@ -53,10 +54,17 @@ class _Pending:
         return self.played.done()
 
     def result(self) -> Mapping[str, Any]:
-        """Wait, write the episodes down, and give the figures."""
+        """Wait, write the episodes down, and give the figures.
+
+        Raises:
+            TaskError: every episode failed.
+        """
         run, step = self.held_out, self.played.version
         episodes = [EvalEpisode.of(trajectory) for trajectory in self.played.result()]
         write_episodes(run.directory.evaluation(step), episodes)
+        failures = [episode.failure["message"] for episode in episodes if episode.failure is not None]
+        if len(failures) == len(episodes):
+            raise TaskError(f"no held-out episode could be played at step {step}; the first failed thus: {failures[0]}")
         summary = summarise(step, episodes)
         run.display.evaluation(summary)
         by_env = {}

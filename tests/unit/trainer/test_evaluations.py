@@ -17,6 +17,7 @@ class SlowEvaluation:
     step: int
     evaluations: "Evaluations"
     error: str | None = None
+    success: float = 0.5
 
     def done(self):
         return self.evaluations.done_after in self.evaluations.source.asked
@@ -25,7 +26,7 @@ class SlowEvaluation:
         if self.error:
             raise TrainerError(self.error)
         self.evaluations.waited_at.append((self.step, len(self.evaluations.source.asked)))
-        return {"success": 0.5}
+        return {"success": self.success}
 
 
 @dataclass
@@ -33,12 +34,13 @@ class Evaluations:
     source: object
     done_after: int = 10**6
     error: str | None = None
+    success: float = 0.5
     begun: list[tuple[int, bool]] = field(default_factory=list)
     waited_at: list[tuple[int, int]] = field(default_factory=list)
 
     def __call__(self, step, *, beside):
         self.begun.append((step, beside))
-        return SlowEvaluation(step, self, self.error if beside else None)
+        return SlowEvaluation(step, self, self.error if beside else None, self.success)
 
 
 @pytest.fixture
@@ -101,3 +103,9 @@ def test_where_the_trainer_stalls_every_evaluation_is_waited_for(train):
 def test_an_evaluation_that_fails_beside_training_ends_the_run(train):
     with pytest.raises(TrainerError, match="no end after 60 s"):
         train(staleness=1, steps=4, error="the evaluation has no end after 60 s")
+
+
+def test_a_figure_that_is_not_finite_stops_the_run_and_blames_no_batch(train, tmp_path):
+    with pytest.raises(TrainerError, match=r"step 0: not finite: \{'success': nan\}$"):
+        train(staleness=1, success=float("nan"))
+    assert not list(tmp_path.glob("rejected-batch-*"))
