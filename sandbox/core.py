@@ -28,6 +28,8 @@ MIB = 1 << 20
 KILL_GRACE_S = 1.0
 DEADLINE_GRACE_S = 1.8
 _PROBE_S = 5.0
+_RETRIES = 2  # of a command that was never run
+_NO_FORK = b"timeout: fork system call failed"  # of the program that holds a command to its time
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -435,15 +437,15 @@ class Sandbox(ABC):
     ) -> tuple[int, float, bool]:
         """Run to the end under a deadline: exit code, duration, whether the time ran out."""
         loop = asyncio.get_running_loop()
-        called = loop.time()
-        try:
-            return await self._run_once(argv, on_output, timeout_s=timeout_s, **options)
-        except CommandNotStarted:
-            if not await self.alive():
-                raise
-        await self.clear()  # what earlier commands left behind has taken all processes there may be
-        left_s = timeout_s - (loop.time() - called)
-        return await self._run_once(argv, on_output, timeout_s=max(left_s, 0.1), **options)
+        until = loop.time() + timeout_s
+        for _ in range(_RETRIES):
+            try:
+                return await self._run_once(argv, on_output, timeout_s=max(0.1, until - loop.time()), **options)
+            except CommandNotStarted:
+                if not await self.alive():
+                    raise
+            await self.clear()  # what earlier commands left behind has taken all processes there may be
+        return await self._run_once(argv, on_output, timeout_s=max(0.1, until - loop.time()), **options)
 
     async def _run_once(
         self,
@@ -461,13 +463,20 @@ class Sandbox(ABC):
         check_env(env or {})
         loop = asyncio.get_running_loop()
         called = loop.time()
+        complaint = bytearray()
+
+        def heard(stream: int, data: bytes) -> None:
+            if stream == 2 and len(complaint) < len(_NO_FORK):
+                complaint.extend(data[: len(_NO_FORK)])
+            on_output(stream, data)
+
         try:
             async with asyncio.timeout(timeout_s + KILL_GRACE_S):
                 process = await self.spawn(
-                    argv, on_output, stdin=bool(stdin), env=env, cwd=cwd, user=user, timeout_s=timeout_s
+                    argv, heard, stdin=bool(stdin), env=env, cwd=cwd, user=user, timeout_s=timeout_s
                 )
         except TimeoutError:
-            raise SandboxError(f"{self}: no command could be started within {timeout_s} s; overloaded?") from None
+            raise SandboxError(f"{self}: no command could be started within {timeout_s:.3g} s; overloaded?") from None
         started = loop.time()
         killed = False
         try:
@@ -485,10 +494,12 @@ class Sandbox(ABC):
                 process.kill()
         duration_s = loop.time() - started
         if killed and duration_s < timeout_s:
-            raise SandboxError(f"{self}: starting a command took {started - called:.1f} s of its {timeout_s} s")
+            raise SandboxError(f"{self}: starting a command took {started - called:.1f} s of its {timeout_s:.3g} s")
         if not process.finished.done():
             return 137, duration_s, True
         exit_code = process.finished.result()
+        if exit_code == 125 and complaint.startswith(_NO_FORK):
+            raise CommandNotStarted(f"{self}: {complaint.decode(errors='replace')}")
         return exit_code, duration_s, killed or (exit_code in (124, 137) and duration_s >= timeout_s)
 
     async def post_mortem(self, exit_code: int) -> bool:

@@ -31,6 +31,8 @@ trap 'kill -9 -1' USR1
 mkfifo -m 600 /tmp/.idle && exec <>/tmp/.idle && rm /tmp/.idle && while :; do read -r _; done
 """
 CONTAINER_ARGV = ("/bin/sh", "-c", _MAIN)
+_OWN = 2  # processes of a container that nothing runs in: docker-init and its own
+_PURGE_S = 10.0
 _ENV = {"HOME": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat"}
 
 
@@ -178,10 +180,16 @@ class DockerSandbox(Sandbox):
 
     async def _kill_everything(self) -> None:
         """End every process but the container's own. Sessions and commands that run beside it end too."""
-        with contextlib.suppress(SandboxError):  # a broken sandbox says so at the next command
+        with contextlib.suppress(SandboxError, TimeoutError):  # a broken sandbox says so at the next command
             await self._daemon.call(lambda: self._daemon.api.kill(self._name, "SIGUSR1"), timeout_s=10.0)
+            async with asyncio.timeout(_PURGE_S):
+                while await self._processes_inside() > _OWN:  # noqa: ASYNC110  # the signal's work takes its time
+                    await asyncio.sleep(0.02)
             if self._egress:
                 await self._egress.open_inside(self._name)
+
+    async def _processes_inside(self) -> int:
+        return len((await self._daemon.call(lambda: self._daemon.api.top(self._name)))["Processes"])
 
     async def post_mortem(self, exit_code: int) -> bool:
         if exit_code == 137:

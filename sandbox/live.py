@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sparring.errors import SandboxError
 from sparring.sandbox.core import DEADLINE_GRACE_S, ExecResult, SandboxRequestError
 from sparring.sandbox.output import BoundedOutput
-from sparring.sandbox.process import CommandNotStarted, Process
+from sparring.sandbox.process import Process
 
 if TYPE_CHECKING:
     from sparring.sandbox.core import Sandbox
@@ -126,12 +126,10 @@ class Session(ABC):
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         call = await self._begin(deadline)
-        assert self._process is not None
-        if self._process.finished.done() and isinstance(self._process.finished.exception(), CommandNotStarted):
-            await self._sandbox.clear()
+        if not call.done.is_set() and asyncio.get_running_loop().time() < deadline:
+            await self._sandbox.clear()  # what other commands left running may have taken all processes there may be
             call = await self._begin(deadline)
         if not call.done.is_set():
-            self._process.kill()
             said = call.text(2).strip()[-300:]
             raise SandboxError(f"{self._sandbox}: no {self.name} within {timeout_s:g} s; is it in the image? {said}")
 
