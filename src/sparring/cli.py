@@ -70,6 +70,14 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="go on with the run in run_dir from its last checkpoint")
     train.set_defaults(command=_train)
 
+    serve = commands.add_parser("serve", help="keep what runs share").add_subparsers(required=True, metavar="inference")
+    inference = serve.add_parser("inference", help="start a configuration's inference servers, until Ctrl-C")
+    inference.add_argument("config", metavar="FILE")
+    inference.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=_OVERRIDES)
+    inference.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
+    inference.add_argument("--port", type=int, default=0, help="of the first server (default: free ones)")
+    inference.set_defaults(command=_serve_inference)
+
     show = commands.add_parser("config", help="inspect configurations").add_subparsers(required=True, metavar="show")
     show_config = show.add_parser("show", help="print every knob, its value and where it came from")
     show_config.add_argument("config", metavar="FILE")
@@ -221,6 +229,14 @@ def _train(arguments: argparse.Namespace) -> int:
     from sparring.run import train  # sets thread counts before torch is imported
 
     return train(loaded, resume=arguments.resume)
+
+
+def _serve_inference(arguments: argparse.Namespace) -> int:
+    from sparring.config_file import load_config
+    from sparring.serve import serve_inference
+
+    config = load_config(arguments.config, arguments.overrides).config
+    return serve_inference(config, host=arguments.host, port=arguments.port)
 
 
 def _show_config(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,102 @@
+"""`sparring serve inference`: the servers that a run of a configuration would start, kept for runs to attach to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparring.config import RunConfig
+from sparring.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from sparring.backend.engines.sglang import SGLangServer
+
+__all__ = ["serve_inference"]
+
+_WATCH_S = 1.0
+
+
+def serve_inference(config: RunConfig, *, host: str, port: int, say: Callable[[str], None] = print) -> int:
+    """Serve until Ctrl-C or SIGTERM. With `engine.type=torch` the embedded engine speaks SGLang's endpoints.
+
+    Args:
+        port: of the first server, the others count up from it; 0 for free ones.
+
+    Raises:
+        ConfigError: no such model, or a configuration that attaches to servers itself.
+        EngineError: a server did not start, or died.
+    """
+    from sparring.backend.models import resolve_model
+    from sparring.wiring import set_torch_environment
+
+    if config.engine.urls:
+        raise ConfigError("engine.urls names servers that run already; serve starts some: leave it out")
+    set_torch_environment(config)
+    model = resolve_model(config.model.path)
+    start = _sglang if config.engine.type == "sglang" else _torch
+    return asyncio.run(_until_signal(_keep(start(config, model, host, port), say)))
+
+
+async def _keep(serving: Any, say: Callable[[str], None]) -> None:
+    async with serving as (urls, watch):
+        say(f"ready; a run attaches with:  engine.type=sglang 'engine.urls={json.dumps(urls)}'")
+        await watch()
+
+
+@asynccontextmanager
+async def _sglang(config: RunConfig, model: Path, host: str, port: int) -> AsyncIterator[tuple[list[str], Any]]:
+    from sparring.backend.engines.sglang.configured import make_servers
+
+    logs = Path(tempfile.mkdtemp(prefix="sparring-serve-"))
+    servers = make_servers(config, model, logs, host=host, port=port)
+    async with AsyncExitStack() as stack:
+        for server in servers:
+            stack.push_async_callback(server.stop)
+        urls = await asyncio.gather(*(server.start() for server in servers))
+        yield urls, lambda: _watch(servers)
+
+
+async def _watch(servers: Sequence[SGLangServer]) -> None:
+    while True:
+        for server in servers:
+            if words := await server.last_words(0.0):
+                raise EngineError(words)
+        await asyncio.sleep(_WATCH_S)
+
+
+@asynccontextmanager
+async def _torch(config: RunConfig, model: Path, host: str, port: int) -> AsyncIterator[tuple[list[str], Any]]:
+    from sparring.backend.engines.fake_sglang import FakeSGLang
+    from sparring.wiring import make_engine
+
+    engine = make_engine(config, model, model)
+    async with FakeSGLang(engine, model, seeds=config.engine.deterministic).serve(host, port) as url:
+        yield [url], lambda: _watch_engine(engine)
+
+
+async def _watch_engine(engine: Any) -> None:
+    while True:
+        await engine.health()  # raises what it died of
+        await asyncio.sleep(_WATCH_S)
+
+
+async def _until_signal(work: Coroutine[Any, Any, None]) -> int:
+    """Run `work`; a signal cancels it, whatever it does, and it ends what it started."""
+    task = asyncio.create_task(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        return 0
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+    return 0
