@@ -19,6 +19,7 @@ from benchmarks.gpu.gsm8k import run_command, seconds_to, summarise
 
 CONFIG = "examples/quickstart.yaml"
 SEEDS = (0, 1, 2)
+TIMEOUT_S = 210.0  # of a run; the two kinds follow each other
 OVERRIDES = ["engine.slots=128", "trainer.checkpoint_every=0", "trainer.token_budget=8192", "trainer.threads=2",
              "eval.every=5", "eval.tasks=256"]  # fmt: skip
 
@@ -74,4 +75,4 @@ def _ratio(fast: list[dict[str, Any]], slow: list[dict[str, Any]], step: int) ->
 
 def _run(folder: Path, staleness: int, seed: int, overrides: list[str]) -> dict[str, Any]:
     chosen = [f"rollout.staleness={staleness}", f"seed={seed}", *overrides]
-    return summarise(run_command(CONFIG, folder, chosen)) | {"seed": seed}
+    return summarise(run_command(CONFIG, folder, chosen, timeout_s=TIMEOUT_S)) | {"seed": seed}

@@ -62,7 +62,12 @@ def engine_overrides() -> list[str]:
 
 
 def run_command(
-    config: str, folder: Path, overrides: Sequence[str], *, seconds_of_steps: float | None = None
+    config: str,
+    folder: Path,
+    overrides: Sequence[str],
+    *,
+    timeout_s: float = TIMEOUT_S,
+    seconds_of_steps: float | None = None,
 ) -> list[dict[str, Any]]:
     """One training run in a process of its own, ended gently when its time is over; what its metrics say.
 
@@ -77,7 +82,7 @@ def run_command(
     metrics = folder / "metrics.jsonl"
     with open(f"{folder}.log", "w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         try:
             while process.poll() is None and time.monotonic() < deadline:
                 if seconds_of_steps is not None and _stepped_s(metrics) >= seconds_of_steps:

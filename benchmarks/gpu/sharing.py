@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks._report import Row
 from benchmarks.gpu import _mps
 from benchmarks.gpu._load import Load, raw_load
-from benchmarks.gpu._servers import config_of, kept_urls
+from benchmarks.gpu._servers import config_of, kept_urls, running
 
 SHAPE, ROW_TOKENS, GROUP, PROMPT, TEMPERATURE = "qwen2.5-0.5b", 16384, 8, 120, 1.0
 CONCURRENCY = 512
@@ -45,31 +45,49 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def measure(out: Path) -> tuple[list[Row], dict[str, Any]]:
+    return asyncio.run(_measure(out, Path(os.environ["SPARRING_BENCH_MODEL"])))
+
+
+async def _measure(out: Path, model: Path) -> tuple[list[Row], dict[str, Any]]:
+    """Without kept servers it starts the one that needs no MPS, and leaves the other cases out."""
     details: dict[str, Any] = {}
     rows: list[Row] = []
-    kept = kept_urls()
-    for name, case in CASES.items():
-        urls = [kept[server] for server in case["servers"] if server in kept]
-        if not urls or (case["mps"] and not _mps.running()):
-            details[name] = {"skipped": f"servers {case['servers']} are not kept, or MPS does not run"}
-            continue
-        environment = dict(os.environ)
-        environment.pop("CUDA_MPS_PIPE_DIRECTORY", None)
-        if case["mps"]:
-            environment |= {"CUDA_MPS_PIPE_DIRECTORY": _mps.PIPES, "CUDA_MPS_CLIENT_PRIORITY": str(case["priority"])}
-        file = out / f"sharing-{name.replace(' ', '-')}.json"
-        command = [sys.executable, "-m", "benchmarks.gpu.sharing", str(file), json.dumps(case), *urls]
-        found = subprocess.run(command, env=environment, timeout=TIMEOUT_S)
-        details[name] = json.loads(file.read_text()) if file.exists() else {"error": found.returncode}
-        for situation, figures in details[name].items():
-            if not isinstance(figures, dict):
+    async with running(model, "plain", logs=out) as started:
+        servers = kept_urls() | started
+        for name, case in CASES.items():
+            urls = [servers[server] for server in case["servers"] if server in servers]
+            if not urls or (case["mps"] and not _mps.running()):
+                details[name] = {"skipped": f"servers {case['servers']} are not kept, or MPS does not run"}
                 continue
-            rows.append(Row(f"{name}: trainer, {situation}", figures["trainer"], "tokens/s"))
-            if figures["sampled"]:
-                rows.append(Row(f"{name}: sampled, {situation}", figures["sampled"], "tokens/s"))
-    if not rows:
-        raise RuntimeError(f"no server to measure beside: {details}; start some with benchmarks.gpu.serve")
+            details[name] = await asyncio.to_thread(_in_own_process, name, case, urls, out)
+            rows += _rows(name, details[name])
     return rows, details
+
+
+def _in_own_process(name: str, case: dict[str, Any], urls: list[str], out: Path) -> dict[str, Any]:
+    """Whether a process is a client of MPS, and with which priority, is settled as it starts."""
+    environment = dict(os.environ)
+    environment.pop("CUDA_MPS_PIPE_DIRECTORY", None)
+    if case["mps"]:
+        environment |= {"CUDA_MPS_PIPE_DIRECTORY": _mps.PIPES, "CUDA_MPS_CLIENT_PRIORITY": str(case["priority"])}
+    file = out / f"sharing-{name.replace(' ', '-')}.json"
+    command = [sys.executable, "-m", "benchmarks.gpu.sharing", str(file), json.dumps(case), *urls]
+    found = subprocess.run(command, env=environment, timeout=TIMEOUT_S)
+    if found.returncode:
+        raise RuntimeError(f"{name}: the trainer's process ended with {found.returncode}")
+    return dict(json.loads(file.read_text()))
+
+
+def _rows(name: str, found: dict[str, Any]) -> list[Row]:
+    rows = []
+    for situation, figures in found.items():
+        if not isinstance(figures, dict):
+            continue
+        if figures["trainer"]:
+            rows.append(Row(f"{name}: trainer, {situation}", figures["trainer"], "tokens/s"))
+        if figures["sampled"]:
+            rows.append(Row(f"{name}: sampled, {situation}", figures["sampled"], "tokens/s"))
+    return rows
 
 
 class _Trainer:

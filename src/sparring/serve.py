@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ __all__ = ["serve_inference"]
 _WATCH_S = 1.0
 
 
-def serve_inference(config: RunConfig, *, host: str, port: int, say: Callable[[str], None] = print) -> int:
+def serve_inference(config: RunConfig, *, host: str, port: int) -> int:
     """Serve until Ctrl-C or SIGTERM. With `engine.type=torch` the embedded engine speaks SGLang's endpoints.
 
     Args:
@@ -40,12 +40,12 @@ def serve_inference(config: RunConfig, *, host: str, port: int, say: Callable[[s
     set_torch_environment(config)
     model = resolve_model(config.model.path)
     start = _sglang if config.engine.type == "sglang" else _torch
-    return asyncio.run(_until_signal(_keep(start(config, model, host, port), say)))
+    return asyncio.run(_until_signal(_keep(start(config, model, host, port))))
 
 
-async def _keep(serving: Any, say: Callable[[str], None]) -> None:
+async def _keep(serving: Any) -> None:
     async with serving as (urls, watch):
-        say(f"ready; a run attaches with:  engine.type=sglang 'engine.urls={json.dumps(urls)}'")
+        print(f"ready; a run attaches with:  engine.type=sglang 'engine.urls={json.dumps(urls)}'", flush=True)
         await watch()
 
 

@@ -34,7 +34,7 @@ def config(tmp_path, tiny_qwen3):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_until_a_signal_and_leaves_nothing_behind(config, tiny_qwen3, number):
     command = [sys.executable, "-m", "sparring.cli", "serve", "inference", str(config)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_plain()) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         line = process.stdout.readline()
         (url,) = json.loads(re.search(r"'engine\.urls=(.*)'", line)[1])
 
@@ -73,7 +73,3 @@ async def test_a_server_that_dies_ends_the_serving_with_its_last_words(tiny_qwen
             await asyncio.wait_for(watching, 20)
     finally:
         await server.stop()
-
-
-def _plain():
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

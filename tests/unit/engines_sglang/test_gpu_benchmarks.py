@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from benchmarks.gpu import _mps, calculator, gsm8k, long_tailed, plot
+from benchmarks.gpu import _mps, calculator, gsm8k, long_tailed, plot, sharing
 from benchmarks.gpu._load import closed_loop
 from benchmarks.gpu.compare import at, compare
 from benchmarks.gpu.sharing import ROW_TOKENS, gsm8k_like
@@ -184,3 +184,32 @@ def test_mps_does_not_run_where_it_is_not_installed(monkeypatch, tmp_path):
     assert not _mps.running()
     with pytest.raises(RuntimeError, match="not installed"):
         _mps.start()
+
+
+def test_what_a_trainers_process_measured_becomes_rows():
+    found = {
+        "case": "{}",
+        "absent, 2 servers busy": {"trainer": 0.0, "sampled": 9.0},
+        "alone": {"trainer": 5.0, "sampled": 0.0},
+        "2 servers busy": {"trainer": 3.0, "sampled": 7.0},
+    }
+    assert [(row.name, row.measured) for row in sharing._rows("MPS", found)] == [
+        ("MPS: sampled, absent, 2 servers busy", 9.0),
+        ("MPS: trainer, alone", 5.0),
+        ("MPS: trainer, 2 servers busy", 3.0),
+        ("MPS: sampled, 2 servers busy", 7.0),
+    ]
+
+
+async def test_cases_without_their_servers_are_left_out_and_said(monkeypatch, tmp_path):
+    servers = tmp_path / "servers"
+    servers.mkdir()
+    (servers / "kept.json").write_text('{"plain": "http://127.0.0.1:1"}')
+    monkeypatch.setenv("SPARRING_BENCH_SERVERS", str(servers))
+    asked = []
+    figures = {"alone": {"trainer": 5.0, "sampled": 0.0}}
+    monkeypatch.setattr(sharing, "_in_own_process", lambda name, case, urls, out: asked.append((name, urls)) or figures)
+    rows, details = await sharing._measure(tmp_path, tmp_path)
+    assert asked == [("time slices", ["http://127.0.0.1:1"])]
+    assert [row.measured for row in rows] == [5.0]
+    assert "not kept" in details["MPS"]["skipped"]
