@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import importlib
 import json
 import subprocess
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
     parser.add_argument("--again", action="store_true", help="measure parts anew that the file has")
     arguments = parser.parse_args()
+    faulthandler.enable()  # a part that a signal ends says where it was
     path: Path = arguments.json_path
     path.parent.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"parts": {}}

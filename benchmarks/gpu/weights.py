@@ -60,6 +60,8 @@ async def _measure(out: Path) -> tuple[list[Row], dict[str, Any]]:
 async def _one(engine: SGLangEngine, folder: Path) -> dict[str, Any]:
     trained = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).cuda()
     lost = mixed = 0
+    pauses: list[float] = []
+    stages: list[float] = []
 
     async def ask(prompt: list[int], tokens: int) -> int:
         nonlocal lost, mixed
@@ -71,10 +73,8 @@ async def _one(engine: SGLangEngine, folder: Path) -> dict[str, Any]:
 
     async def load(seconds: float) -> float:
         result = await closed_loop(ask, concurrency=CONCURRENCY, warm_s=3.0, measure_s=seconds, lengths=(300, 800))
+        print(result, f"{len(pauses)} updates, {lost} requests lost", flush=True)  # also where what follows fails
         return result.tokens_per_s
-
-    pauses: list[float] = []
-    stages: list[float] = []
 
     async def update() -> None:
         while True:
