@@ -1,8 +1,10 @@
-"""One rank of a data-parallel step on the tiny model: `python trainer_process.py MODEL OUT OBJECTIVE`.
+"""One rank of data-parallel steps on the tiny model: `python trainer_process.py MODEL OUT SETTINGS`.
 
-Ranks come by torch's environment variables. Rank 0 writes the step's gradients and metrics to OUT.
+Ranks come by torch's environment variables. Rank 0 writes the last step's gradients and metrics to OUT, and the weights
+at the end. SETTINGS is JSON: `objective`, `trainer` (knobs), `run_dir`, `resume`; each may be left out.
 """
 
+import json
 import os
 import queue
 import sys
@@ -17,8 +19,8 @@ from sparring.config import EnvConfig, ModelConfig, ObjectiveConfig, RunConfig, 
 from sparring.types import Group, StopReason, TokenSequence, Trajectory, Turn
 
 
-def make_groups() -> tuple[Group, ...]:
-    rng = np.random.default_rng(0)
+def make_groups(version: int) -> tuple[Group, ...]:
+    rng = np.random.default_rng(version)
     groups = []
     for g in range(3):
         prompt = rng.integers(0, 250, 12)
@@ -46,7 +48,7 @@ class Source:
 
     def next_batch(self, version, timeout_s):
         assert int(os.environ.get("RANK", "0")) == 0, "the main rank alone asks for batches"
-        return SimpleNamespace(groups=make_groups(), stats={})
+        return SimpleNamespace(groups=make_groups(version), stats={})
 
 
 class Publisher:
@@ -61,26 +63,30 @@ class Publisher:
         list(iterator)
 
 
-def main(model: str, out: str, name: str) -> None:
+def main(model: str, out: str, settings: str) -> None:
     torch.set_num_threads(1)
+    given = json.loads(settings)
+    knobs = {"steps": 1, "dtype": "float32", "token_budget": 45, "checkpoint_every": 0, "device": "cpu"}
     config = RunConfig(
         model=ModelConfig(path=model),
         env=EnvConfig(id="test/Random-v0"),
-        objective=ObjectiveConfig(name=name),
-        trainer=TrainerConfig(steps=1, dtype="float32", token_budget=45, checkpoint_every=0, device="cpu"),
+        objective=ObjectiveConfig(name=given.get("objective", "default")),
+        trainer=TrainerConfig.model_validate_json(json.dumps(knobs | given.get("trainer", {}))),
     )
-    trainer = AgentTrainer(model, config, Source(), Publisher(), run_dir=Path(out).with_suffix(".run"))
+    run_dir = Path(given.get("run_dir", Path(out).with_suffix(".run")))
+    trainer = AgentTrainer(model, config, Source(), Publisher(), run_dir=run_dir)
     gradients = {}
     clip = trainer._clip_grad_norm
 
     def keep_gradients(wrapped):
-        gradients.update({n: p.grad.clone() for n, p in trainer.model.named_parameters()})
+        gradients.update({n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.requires_grad})
         return clip(wrapped)
 
     trainer._clip_grad_norm = keep_gradients
-    trainer.train()
+    trainer.train(resume=given.get("resume", False))
     if trainer.accelerator.is_main_process:
-        torch.save({"gradients": gradients, "record": trainer._record}, out)
+        weights = {n: p.detach() for n, p in trainer._policy.named_parameters() if p.requires_grad}
+        torch.save({"gradients": gradients, "record": trainer._record, "weights": weights}, out)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
