@@ -36,6 +36,8 @@ async def unless_disconnected(request: Request, work: Awaitable[_T]) -> _T:
         watch.cancel()
         task.cancel()
         await asyncio.wait((task, watch))
+        if not task.cancelled():
+            task.exception()  # what failed for nobody is no news
 
 
 async def _disconnected(request: Request) -> None:
