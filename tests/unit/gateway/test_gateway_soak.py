@@ -83,7 +83,8 @@ class Client:
     async def _hang_up(self, headers: dict[str, str]) -> None:
         """Give up before the answer."""
         with contextlib.suppress(httpx.TimeoutException):
-            await self._http.post("/v1/chat/completions", json=CHAT | {"n": 3}, headers=headers, timeout=0.003)
+            async with httpx.AsyncClient(base_url=self._http.base_url, timeout=0.003) as hasty:
+                await hasty.post("/v1/chat/completions", json=CHAT | {"n": 3}, headers=headers)
 
     async def _talk_nonsense(self, headers: dict[str, str]) -> None:
         for content in (b"{", b"\xff", b"[]", json.dumps(CHAT | {"n": -1}).encode()):
