@@ -95,7 +95,8 @@ def save_adapter(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToke
     tensors = {f"{FILE_PREFIX}{name}": p.detach().cpu().contiguous() for name, p in adapter_tensors(model).items()}
     save_file(tensors, folder / ADAPTER_FILE, metadata={"format": "pt"})
     targets = lora.target_modules if lora.target_modules == "all-linear" else list(lora.target_modules)
-    base, snapshot = model.name_or_path, _HUB_SNAPSHOT.search(model.name_or_path)
+    base = model.name_or_path or ""
+    snapshot = _HUB_SNAPSHOT.search(base)
     PeftConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,

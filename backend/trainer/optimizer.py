@@ -35,9 +35,14 @@ def make_optimizer(
     """
     check_optimizer(knobs)
     trained = [p for p in model.parameters() if p.requires_grad]
-    settings = {"lr": knobs.learning_rate, "betas": knobs.adam_betas, "weight_decay": knobs.weight_decay}
+    settings: dict[str, Any] = {
+        "lr": knobs.learning_rate,
+        "betas": knobs.adam_betas,
+        "weight_decay": knobs.weight_decay,
+    }
     if knobs.optimizer == "adamw_8bit":
-        optimizer = _adamw_8bit(trained, model.get_input_embeddings().weight, settings)
+        embedding: Any = model.get_input_embeddings()
+        optimizer = _adamw_8bit(trained, embedding.weight, settings)
     else:
         optimizer = torch.optim.AdamW(trained, **settings, fused=True)
     warmup = knobs.warmup_steps
