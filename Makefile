@@ -41,6 +41,7 @@ test: .venv/.ready-dev .venv-camel/.ready images
 	.venv/bin/python -m pytest -m "not long" $(ARGS)
 
 test-long: .venv/.ready-dev .venv-camel/.ready images
+	$(PIP) -e '.[bitsandbytes]'
 	.venv/bin/python -m pytest $(ARGS)
 
 lint: .venv/.ready-dev

@@ -30,15 +30,19 @@ class KeyLookup(ChatEnv):
 
     Args:
         length: characters of the key, and of its value.
+        careless: share of the demonstrations whose answer is not the value alone, and so scores 0.4: a model that has
+            imitated them has something to unlearn.
     """
 
-    def __init__(self, *, length: int = 3, max_turns: int = 3, **kwargs: Any) -> None:
+    def __init__(self, *, length: int = 3, careless: float = 0.0, max_turns: int = 3, **kwargs: Any) -> None:
         super().__init__(max_turns=max_turns, **kwargs)
         if length < 1:
             raise ConfigError(f"length must be at least 1, got {length}")
-        self.length = length
+        if not 0 <= careless <= 1:
+            raise ConfigError(f"careless is a share between 0 and 1, got {careless}")
+        self.length, self.careless = length, careless
         self.toolbox = ToolBox([self.lookup])
-        self._key = self._value = ""
+        self._key = self._value = self._demonstrated = ""
 
     def task_ids(self, split: str = "train") -> Sequence[str]:
         if split not in _SIZES:
@@ -49,6 +53,7 @@ class KeyLookup(ChatEnv):
         rng = random.Random(f"key lookup {self.length} {task_id}")
         self._key = "".join(rng.choices(string.ascii_lowercase, k=self.length))
         self._value = "".join(rng.choices(string.digits, k=self.length))
+        self._demonstrated = f"It is {self._value}" if rng.random() < self.careless else self._value
         self.reward_parts = {"exact": 0.0, "right_call": 0.0}
         return [Message("user", f"Look up {self._key}")]
 
@@ -68,7 +73,7 @@ class KeyLookup(ChatEnv):
         return [
             Message("assistant", tool_calls=(ToolCall("call_0", "lookup", json.dumps({"key": self._key})),)),
             Message("tool", self._value, tool_call_id="call_0", name="lookup"),
-            Message("assistant", self._value),
+            Message("assistant", self._demonstrated),
         ]
 
 

@@ -171,7 +171,7 @@ class TrainerConfig(_Section):
     checkpoint_every: int = Field(10, ge=0, description="steps between checkpoints; 0: at the end alone")
     keep_checkpoints: int = Field(2, ge=1, description="the newest so many checkpoints are kept")
     keep_best: int = Field(
-        0, ge=0, description="and those of the so many evaluations with the greatest reward, the earlier at equal reward"
+        0, ge=0, description="and those of so many evaluations with the greatest reward, the earlier at equal reward"
     )
     report_to: list[Literal["tensorboard", "trackio", "wandb"]] = Field(
         default_factory=list, description="where the numbers of metrics.jsonl go besides"

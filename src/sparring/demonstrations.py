@@ -44,8 +44,8 @@ async def record_demonstrations(
                 )
                 await NativePolicy().play(env, session)
                 record = recorder.close_session(task_id)
-            if env.reward < 1.0:
-                raise TaskError(f"the demonstration of {task_id} in {part.id} earns {env.reward}, not 1")
+            if env.reward <= 0:
+                raise TaskError(f"the demonstration of {task_id} in {part.id} earns {env.reward}: nothing to imitate")
             sequences.extend(record.sequences)
     finally:
         await env.aclose()

@@ -22,6 +22,20 @@ async def test_its_texts_are_short(env):
     assert len(result.content) == len(answer.content) == 3
 
 
+async def test_careless_demonstrations_score_less_and_are_as_many_as_asked_for():
+    env, rewards = KeyLookup(careless=0.5), []
+    for number in range(200):
+        await env.areset(options={"task_id": f"train/{number}"})
+        call, _, answer = env.demonstration()
+        await env.astep(message_text(call))
+        await env.astep(message_text(answer))
+        rewards.append(env.reward)
+    assert set(rewards) == {0.4, 1.0}
+    assert 70 < rewards.count(0.4) < 130
+    with pytest.raises(ConfigError, match="careless"):
+        KeyLookup(careless=2)
+
+
 @pytest.mark.parametrize(
     ("steps", "reward"),
     [

@@ -10,12 +10,13 @@ from sparring.backend.trainer.trainer import AgentTrainer
 from sparring.config import LoraConfig
 from sparring.errors import ConfigError
 
-pytest.importorskip("bitsandbytes")
-pytestmark = pytest.mark.slow
+# Long, since bitsandbytes is there in `make test-long` alone: where it is installed, every import of TRL loads it too.
 
 
 @pytest.fixture
 def train(tiny_qwen3, tmp_path, kit):
+    pytest.importorskip("bitsandbytes")
+
     def run(name, *, resume=False, **trainer):
         config = kit.make_config(**trainer)
         made = AgentTrainer(tiny_qwen3, config, kit.source(), kit.KeepingPublisher(), run_dir=tmp_path / name)
@@ -36,6 +37,7 @@ def moments(trainer):
     )
 
 
+@pytest.mark.long
 def test_large_layers_have_moments_of_a_byte_and_the_embedding_and_norms_of_four(train):
     size, dtype = moments(train("a", steps=1, optimizer="adamw_8bit"))
     whole, _ = moments(train("b", steps=1))
@@ -45,6 +47,7 @@ def test_large_layers_have_moments_of_a_byte_and_the_embedding_and_norms_of_four
     assert sum(size[name] for name in layers) * 4 == sum(whole[name] for name in layers)
 
 
+@pytest.mark.long
 def test_its_updates_are_near_those_of_adamw(train):
     """Not equal: a moment has 256 values. Over three steps the way is the same one."""
     start = train("start", steps=1, learning_rate=1e-12)._policy.state_dict()
@@ -56,6 +59,7 @@ def test_its_updates_are_near_those_of_adamw(train):
     assert not torch.equal(*ways)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=64)], ids=["whole", "adapter"])
 def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(train, lora):
     knobs = {"optimizer": "adamw_8bit", "lora": lora}
