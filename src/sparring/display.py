@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from sparring.evaluation import EvalSummary
 
-__all__ = ["Display"]
+__all__ = ["Display", "supervised_progress"]
 
 _ROWS_SHOWN = 12
 _COLUMNS: Mapping[str, tuple[str, str]] = {
@@ -93,6 +95,21 @@ class Display:
             table.add_row(*_cells(row))
         lines = [Text(_evaluation_line(summary), style="green") for summary in self._evaluations]
         self._live.update(Group(table, *lines, Text(self._status, style="dim")))
+
+
+@contextmanager
+def supervised_progress(console: Console, steps: int) -> Iterator[Callable[[int, float], None]]:
+    """Gives what to call after every supervised step with its number and loss: a bar, or ten lines off a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("supervised", total=steps)
+
+        def show(step: int, loss: float) -> None:
+            progress.update(task, advance=1, description=f"supervised, loss {loss:.3f}")
+            if not console.is_terminal and (step + 1) % max(1, steps // 10) == 0:
+                console.print(f"supervised step {step + 1} of {steps}, loss {loss:.3f}", highlight=False)
+
+        yield show
 
 
 def _cells(metrics: Mapping[str, Any]) -> list[str]:

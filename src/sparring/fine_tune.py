@@ -16,6 +16,7 @@ from sparring.backend.buffer import BufferView
 from sparring.backend.buffer.harvest import preference_pairs, rewarded_episodes
 from sparring.config import RunConfig
 from sparring.config_file import load_config
+from sparring.display import supervised_progress
 from sparring.errors import ConfigError
 from sparring.run_dir import RunDirectory
 from sparring.wiring import set_torch_environment
@@ -71,15 +72,18 @@ def sft(request: FineTuning, *, min_reward: float, per_task: int | None) -> int:
     torch.set_num_threads(config.trainer.threads)
     torch.manual_seed(config.seed)
     policy, tokenizer = load_policy(_start(request, directory, config), getattr(torch, config.trainer.dtype))
-    losses = warm_start(
-        policy.to("cpu" if trains_on_cpu(config.trainer.device) else "cuda"),  # type: ignore[arg-type]
-        harvest.sequences,
-        steps=steps,
-        lr=request.learning_rate,
-        batch_size=request.batch_size,
-        token_budget=config.trainer.token_budget,
-        seed=config.seed,
-    )
+    policy.to("cpu" if trains_on_cpu(config.trainer.device) else "cuda")  # type: ignore[arg-type]
+    with supervised_progress(console, steps) as show:
+        losses = warm_start(
+            policy,
+            harvest.sequences,
+            steps=steps,
+            lr=request.learning_rate,
+            batch_size=request.batch_size,
+            token_budget=config.trainer.token_budget,
+            seed=config.seed,
+            on_step=show,
+        )
     about = {"min_reward": min_reward, "per_task": per_task, "sequences": len(harvest.sequences), "losses": losses}
     _write(request, directory, config, policy, tokenizer, "sft", about)
     console.print(

@@ -70,5 +70,6 @@ class _Pending:
         by_env = {}
         if len(run.sources) > 1:
             parts = {source.name: [e for e in episodes if e.env == source.name] for source in run.sources}
-            by_env = {f"env/{name}/success": summarise(step, part).success for name, part in parts.items()}
+            of_env = {name: summarise(step, part) for name, part in parts.items()}
+            by_env = {f"env/{name}/success": part.success for name, part in of_env.items() if part.episodes}
         return {key: value for key, value in vars(summary).items() if key != "step"} | by_env

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from sparring.config_file import LoadedConfig
-from sparring.display import Display
+from sparring.display import Display, supervised_progress
 from sparring.errors import TaskError
 from sparring.held_out import HeldOut
 from sparring.report import print_report, write_report
@@ -191,7 +191,7 @@ class _Run:
         from sparring.backend.folders import written_aside
         from sparring.backend.trainer.adapter import adapter_dropout, save_adapter
         from sparring.backend.trainer.checkpoint import save_model
-        from sparring.backend.trainer.policy import load_policy
+        from sparring.backend.trainer.policy import load_policy, trains_on_cpu
         from sparring.backend.trainer.warm_start import warm_start
 
         folder, knobs, lora = self.directory.warm_start, self.config.warm_start, self.config.trainer.lora
@@ -202,7 +202,9 @@ class _Run:
         self.console.print(f"warm start: {knobs.steps} supervised steps on {len(sequences)} sequences of {origin}")
         torch.manual_seed(self.config.seed)
         policy, tokenizer = load_policy(model, getattr(torch, self.config.trainer.dtype), lora)
-        with adapter_dropout(policy, lora.dropout if lora is not None else 0.0):
+        policy.to("cpu" if trains_on_cpu(self.config.trainer.device) else "cuda")  # type: ignore[arg-type]
+        progress = supervised_progress(self.console, knobs.steps)
+        with adapter_dropout(policy, lora.dropout if lora is not None else 0.0), progress as show:
             losses = warm_start(
                 policy,
                 sequences,
@@ -211,6 +213,7 @@ class _Run:
                 batch_size=knobs.batch_size,
                 token_budget=self.config.trainer.token_budget,
                 seed=self.config.seed,
+                on_step=show,
             )
         self.console.print(f"warm start: loss {losses[0]:.3f} -> {losses[-1]:.3f} nats a token")
         with written_aside(folder) as partial:
