@@ -16,7 +16,7 @@ def test_a_run_on_a_mixture_with_a_curriculum(tmp_path, tiny_qwen3, monkeypatch)
     noisy = "noisy_env:test/Noisy-v0"
     document = {
         "model": {"path": str(tiny_qwen3), "tool_template": "hermes-compact", "max_length": 160},
-        "env": {"mixture": [{"id": noisy, "weight": 2}, {"id": noisy, "kwargs": {"train_size": 3}}]},
+        "env": {"mixture": [{"id": noisy, "weight": 2}, {"id": noisy, "kwargs": {"broken": "test"}}]},
         "engine": {"dtype": "float32"},
         "sampling": {"max_new_tokens": 6},
         "rollout": {"group_size": 3, "groups_per_step": 3, "staleness": 0, "max_running_groups": 3, "max_turns": 2,
@@ -30,8 +30,9 @@ def test_a_run_on_a_mixture_with_a_curriculum(tmp_path, tiny_qwen3, monkeypatch)
     records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if record["kind"] == "step"]
     assert [record[f"env/{noisy}/episodes"] for record in steps] == [6, 6]
-    assert [record[f"env/{noisy}(train_size=3)/episodes"] for record in steps] == [3, 3]
+    assert [record[f"env/{noisy}(broken='test')/episodes"] for record in steps] == [3, 3]
     evaluated = [record for record in records if record["kind"] == "evaluation"]
-    assert all(record["episodes"] == 4 and f"env/{noisy}/success" in record for record in evaluated)
+    assert [(record["episodes"], record["failed"]) for record in evaluated] == [(2, 2), (2, 2)]
+    assert all({name for name in record if name.startswith("env/")} == {f"env/{noisy}/success"} for record in evaluated)
     with BufferView(tmp_path / "run/buffer.sqlite") as buffer:
-        assert {row.env_id for row in buffer.episodes()} == {noisy, f"{noisy}(train_size=3)"}
+        assert {row.env_id for row in buffer.episodes()} == {noisy, f"{noisy}(broken='test')"}

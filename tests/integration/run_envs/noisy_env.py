@@ -3,20 +3,23 @@
 import gymnasium
 
 from sparring.envs import ChatEnv
+from sparring.errors import TaskError
 from sparring.types import Message
 
 
 class Noisy(ChatEnv):
-    """Two turns; the reward is the share of letters in what was said."""
+    """Two turns; the reward is the share of letters in what was said. None of the split `broken` can be played."""
 
-    def __init__(self, *, train_size=6, answer="yes", **kwargs):
+    def __init__(self, *, train_size=6, answer="yes", broken=None, **kwargs):
         super().__init__(**kwargs)
-        self.sizes = {"train": train_size, "test": 4}
+        self.sizes, self.broken = {"train": train_size, "test": 4}, broken
 
     def task_ids(self, split="train"):
         return [f"{split}/{i}" for i in range(self.sizes[split])]
 
     async def _begin(self, task_id):
+        if task_id.split("/")[0] == self.broken:
+            raise TaskError("the service is down")
         self.said = ""
         return [Message("user", f"Say something about {task_id}.")]
 
