@@ -114,6 +114,8 @@ class FakeSGLang:
 
     async def _generate(self, request: Request) -> Response:
         body = await request.json()
+        if "input_ids" not in body:
+            return JSONResponse({"error": {"message": "input_ids are needed: text is not tokenised here"}}, 400)
         self.bodies.append(body)
         if body.get("stream"):
             return StreamingResponse(self._events(body), media_type="text/event-stream")

@@ -210,7 +210,8 @@ class ProcessEngine(WorkerClient):
             self.version, self._staged = version, None
 
     def _send(self, command: dict[str, Any]) -> None:
-        self._writer.write(json.dumps(command).encode() + b"\n")
+        if not self._writer.is_closing():  # else the child is gone, and `_listen` says how
+            self._writer.write(json.dumps(command).encode() + b"\n")
 
     def _die(self, reason: str) -> None:
         super()._die(reason)

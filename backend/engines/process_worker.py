@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -93,6 +94,7 @@ class _Lines:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: this one ends with its parent
     torch.set_grad_enabled(False)
     logging.disable_progress_bar()  # the standard error is for last words
     main(*map(int, sys.argv[1:]))

@@ -14,7 +14,7 @@ from tokenizers.decoders import DecodeStream
 
 from sparring.backend.gateway.formats import ToolFormat, get_format
 from sparring.backend.gateway.formats.think import THINK
-from sparring.backend.gateway.template import ChatTemplate, find_template, shipped_template
+from sparring.backend.gateway.template import ChatTemplate, find_template, is_shipped, shipped_template
 from sparring.errors import ConfigError, GatewayError
 from sparring.types import Message, ToolCall
 
@@ -113,7 +113,7 @@ class ChatFormat:
         eos = _as_list(_read_json(folder / "generation_config.json").get("eos_token_id"))
         eos += _as_list(tokenizer.token_to_id(special.get("eos_token", "")))
         chat = cls(tokenizer, ChatTemplate(source, special), get_format(tool_format), eos=eos, history=history)
-        if not chat.renders_tools and not tool_template:
+        if not chat.renders_tools and not tool_template and not is_shipped(source):
             raise ConfigError(
                 f"model.tool_template: the chat template of {folder} ignores tools; "
                 "choose one that is shipped, such as 'hermes' (without tools in a request it is plain ChatML)"

@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from sparring.errors import ConfigError, GatewayError
 from sparring.types import Message
 
-__all__ = ["ChatTemplate", "find_template", "shipped_template", "template_message"]
+__all__ = ["ChatTemplate", "find_template", "is_shipped", "shipped_template", "template_message"]
 
 
 def shipped_template(name: str) -> str:
@@ -30,11 +30,21 @@ def shipped_template(name: str) -> str:
     Raises:
         ConfigError: there is none of that name.
     """
+    sources = _shipped()
+    if name not in sources:
+        raise ConfigError(f"model.tool_template: no shipped template {name!r}; there are {', '.join(sources)}")
+    return sources[name]
+
+
+def is_shipped(source: str) -> bool:
+    """Whether it is one of sparring's own templates, as a model that sparring has trained brings it."""
+    return source in _shipped().values()
+
+
+def _shipped() -> dict[str, str]:
     folder = resources.files(__package__) / "templates"
-    names = sorted(entry.name.removesuffix(".jinja") for entry in folder.iterdir() if entry.name.endswith(".jinja"))
-    if name not in names:
-        raise ConfigError(f"model.tool_template: no shipped template {name!r}; there are {', '.join(names)}")
-    return (folder / f"{name}.jinja").read_text(encoding="utf-8")
+    files = {entry.name.removesuffix(".jinja"): entry for entry in folder.iterdir() if entry.name.endswith(".jinja")}
+    return {name: files[name].read_text(encoding="utf-8") for name in sorted(files)}
 
 
 def find_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:

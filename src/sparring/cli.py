@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from sparring.errors import ConfigError, SparringError
@@ -62,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sparring", description="Environments for language-model agents, and the RL backend that trains them."
     )
+    parser.add_argument("--version", action="version", version=f"sparring {version('sparring')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser("train", help="train a model as a configuration file says")

@@ -98,6 +98,8 @@ def _resolve(
             document[section] = {key: document[section]}
             if section in origins:
                 origins[f"{section}.{key}"] = origins.pop(section)
+    # A section with nothing below its name is null in YAML, and means the defaults.
+    document = {k: v for k, v in document.items() if v is not None or k not in RunConfig.model_fields}
     _check_keys(document, RunConfig, "", origins)
     try:
         config = RunConfig.model_validate_json(json.dumps(document))

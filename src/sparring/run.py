@@ -47,6 +47,10 @@ def train(loaded: LoadedConfig, *, resume: bool = False) -> int:
     directory = RunDirectory.open(loaded, resume=resume)
     console = Console() if Console().is_terminal else Console(width=160)
     if directory.finished_steps < loaded.config.trainer.steps:
+        if resume:
+            newest = directory.newest_checkpoint
+            whence = "no checkpoint yet: from the beginning" if newest is None else f"from checkpoint-{newest}"
+            console.print(f"resuming {directory.root}, {whence}", highlight=False)
         set_torch_environment(loaded.config)
         try:
             with sigterm_as_interrupt(), ExitStack() as stack:
@@ -73,7 +77,7 @@ class _Run:
         from sparring.backend.trainer.policy import refuse_truncated_sampling
         from sparring.backend.trainer.sinks import check_sinks
 
-        config = loaded.config
+        config, self._began = loaded.config, time.monotonic()
         self.config, self.directory, self.console = config, directory, console
         self.sources = open_sources(config)
         sampler = make_sampler(self.sources, config)
@@ -126,7 +130,6 @@ class _Run:
         from sparring.backend.trainer.trainer import AgentTrainer
         from sparring.backend.weights import WeightPublisher
 
-        began = time.monotonic()
         self.display.status("starting the engine and the trainer")
         trainer = AgentTrainer(
             self.model,
@@ -145,7 +148,7 @@ class _Run:
         trainer.write_model(self.directory.model, self.chat.template, adapter=self.directory.adapter)
         title = f"{self.config.model.path} on {self.config.env.title}"
         write_report(
-            self.directory, title, staleness=self.config.rollout.staleness, wall_s=time.monotonic() - began
+            self.directory, title, staleness=self.config.rollout.staleness, wall_s=time.monotonic() - self._began
         )
 
     def _keep(self, step: int, logprobs: Mapping[str, Sequence[NDArray[np.float32]]]) -> None:

@@ -59,6 +59,11 @@ class RunDirectory:
         whole = [f for f in (self.model, *checkpoints) if f.is_dir()]  # they are written aside
         return next(iter(whole), None)
 
+    @property
+    def newest_checkpoint(self) -> int | None:
+        """Its step; None while there is none."""
+        return max(self._checkpoint_steps, default=None)
+
     def resumable_step(self, checkpoints: int) -> int:
         """The step that the run may have to go on from, should all but the last of its newest checkpoints be damaged;
         0, its start, while there are not so many."""
@@ -92,6 +97,8 @@ class RunDirectory:
             ConfigError: a new run where one is; no run to resume; another configuration than the run's.
         """
         directory = cls(loaded.run_dir)
+        if directory.root.exists() and not directory.root.is_dir():
+            raise ConfigError(f"run_dir: {directory.root} is a file; name a folder")
         taken = directory.config.is_file()
         if taken and not resume:
             raise ConfigError(
@@ -108,10 +115,17 @@ class RunDirectory:
         return directory
 
     def claim(self, loaded: LoadedConfig) -> None:
-        """From here on there is a run in the folder. Called once its configuration has shown that it can start."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        if not self.config.is_file():
-            self.config.write_text(loaded.to_yaml())
+        """From here on there is a run in the folder. Called once its configuration has shown that it can start.
+
+        Raises:
+            ConfigError: the folder cannot be made or written.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            if not self.config.is_file():
+                self.config.write_text(loaded.to_yaml())
+        except OSError as error:
+            raise ConfigError(f"run_dir: cannot write to {self.root}: {error.strerror}") from error
 
 
 # What may change between a run and its continuation: how long it goes on, and what it shows.

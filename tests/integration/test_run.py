@@ -173,6 +173,7 @@ def test_a_run_killed_before_its_first_checkpoint_goes_on(config, tmp_path):
     process.communicate(timeout=60)
     status, output = run(config, "--resume", "trainer.steps=3")
     assert status == 0, output
+    assert "no checkpoint yet: from the beginning" in output
     assert_each_trajectory_had_one_fate(tmp_path / "run", 3)
 
 
@@ -189,9 +190,10 @@ def test_kill_9_at_20_random_moments(config, tmp_path):
 def test_ctrl_c_leaves_a_run_that_goes_on(config, tmp_path):
     process = start(config, "trainer.steps=400")
     await_step(process, tmp_path / "run", 3)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the engine's process gets it too
     status, output = finish(process, 90)
     assert status == 130, output
+    assert "raised exception" not in output
     assert "--resume" in output
     done = len(step_records(tmp_path / "run"))
     status, output = run(config, "--resume", f"trainer.steps={done + 2}")
@@ -257,6 +259,8 @@ def times_aside(record: dict[str, object]) -> dict[str, object]:
         (["objective=no_such"], "no_such"),
         (["engine.deterministic=true"], "rollout.staleness=0"),
         (["--resume"], "no run to resume"),
+        (["run_dir=pyproject.toml"], "is a file"),
+        (["run_dir=/proc/run"], "cannot write to /proc/run"),
     ],
 )
 def test_what_cannot_run_says_why(config, arguments, expected):

@@ -73,6 +73,12 @@ def test_what_is_wrong_is_named(write, text, overrides, expected):
     assert expected in str(error.value)
 
 
+def test_an_empty_section_means_the_defaults(write):
+    path = write("model: {path: smollm2}\nenv: sparring/Calculator-v0\nwarm_start: {steps: 5}\neval:\n")
+    assert load_config(path).config.eval.tasks == 64
+    assert load_config(path, ["warm_start=null"]).config.warm_start.steps == 0
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         load_config(tmp_path / "nowhere.yaml")

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from sparring.backend.gateway import ChatFormat
+from sparring.backend.gateway.template import shipped_template
 from sparring.errors import ConfigError, GatewayError
 from sparring.types import Message, ToolCall
 
@@ -158,6 +159,12 @@ def test_a_folder_without_a_template_says_what_to_do(tmp_path, write_model):
 def test_a_template_without_tools_says_what_to_do(model_folder):
     with pytest.raises(ConfigError, match=r"ignores tools.*'hermes'"):
         ChatFormat.load(model_folder, tool_template=None)
+
+
+def test_a_folder_that_brings_a_shipped_template_needs_no_name_for_it(tmp_path, write_model):
+    folder = write_model(tmp_path, template=shipped_template("hermes-compact"))
+    chat = ChatFormat.load(folder, tool_template=None)
+    assert chat.template == ChatFormat.load(folder, tool_template="hermes-compact").template
 
 
 def test_unknown_names_are_answered_with_the_known_ones(model_folder):
