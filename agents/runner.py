@@ -11,7 +11,7 @@ import gymnasium
 
 from sparring.agents.policy import Outcome, Policy
 from sparring.envs import ChatEnv
-from sparring.errors import AgentError, BudgetExhausted, ConfigError, SparringError
+from sparring.errors import AgentError, BudgetExhausted, ConfigError, SparringError, described
 from sparring.types import ChatClient, EpisodeResult, EpisodeSpec, Failure, RunEpisode, StopReason
 
 __all__ = ["make_env", "make_runner"]
@@ -82,7 +82,7 @@ async def _play(policy: Policy, env: ChatEnv, client: ChatClient) -> Outcome:
     except Exception as error:
         if env.failure is not None:
             raise  # the environment broke under the agent
-        raise AgentError(f"{type(policy).__name__} raised {type(error).__name__}: {error}") from error
+        raise AgentError(f"{type(policy).__name__} raised {described(error)}") from error
 
 
 def _result(env: ChatEnv, outcome: Outcome) -> EpisodeResult:
@@ -103,7 +103,7 @@ def _failure(error: Exception, spec: EpisodeSpec, env: ChatEnv | None) -> Failur
         return env.failure
     if not isinstance(error, SparringError):
         _log.error("%s died of a bug", _where(spec), exc_info=error)
-        return Failure("internal", f"{_where(spec)}: {type(error).__name__}: {error}")
+        return Failure("internal", f"{_where(spec)}: {described(error)}")
     return Failure(error.kind, f"{_where(spec)}: {error}")
 
 

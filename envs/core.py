@@ -26,7 +26,7 @@ from sparring.envs.render import render_ansi, render_html
 from sparring.envs.spaces import ChatText
 from sparring.envs.tasks import nearest_tasks
 from sparring.envs.tools import ToolBox, ToolError
-from sparring.errors import ConfigError, SparringError, TaskError
+from sparring.errors import ConfigError, SparringError, TaskError, described
 from sparring.types import Failure, Message, StopReason
 
 __all__ = ["ChatEnv"]
@@ -354,8 +354,10 @@ class ChatEnv(gymnasium.Env[str, str | Message]):
         self.done = True
 
     def _fail(self, error: BaseException) -> None:
-        kind = error.kind if isinstance(error, SparringError) else "internal"
-        self.failure = Failure(kind, f"task {self.task_id}: {type(error).__name__}: {error}")
+        if isinstance(error, SparringError):
+            self.failure = Failure(error.kind, f"task {self.task_id}: {type(error).__name__}: {error}")
+        else:
+            self.failure = Failure("internal", f"task {self.task_id}: {described(error)}")
         self._end(StopReason.FAILED)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparring.errors import ConfigError, TaskError
+from sparring.errors import ConfigError, TaskError, described
 from sparring.plugins import load_attribute
 
 __all__ = ["RewardFunc", "RewardFuncs"]
@@ -94,7 +94,7 @@ class RewardFuncs:
             else:
                 output = await _in_thread(functools.partial(function, **arguments))
         except Exception as error:  # whatever the user's code raises
-            raise TaskError(f"the reward function {name} raised {type(error).__name__}: {error}") from error
+            raise TaskError(f"the reward function {name} raised {described(error)}") from error
         try:
             (score,) = output
             number = None if score is None else float(score)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sparring.backend.buffer.records import EpisodeRow, LedgerRow, decode_logprobs
 from sparring.backend.buffer.schema import check_schema, connect, translated_errors
 from sparring.errors import BufferStateError
-from sparring.types import Trajectory, decode_trajectory
+from sparring.types import Failure, Trajectory, decode_trajectory
 
 __all__ = ["BufferView"]
 
@@ -110,6 +110,10 @@ class BufferView:
             return decode_trajectory(rows[0][0])
         except (ValueError, KeyError, TypeError) as error:
             raise BufferStateError(f"episode {episode_id} in {self.path} cannot be read: {error}") from error
+
+    def failure(self, row: EpisodeRow) -> Failure | None:
+        """What an episode failed of; None where it did not, or is pruned."""
+        return None if row.failure_kind is None or row.pruned else self.trajectory(row.episode_id).failure
 
     def trained_logprobs(self, episode_id: str) -> list[NDArray[np.float32]] | None:
         """What the trainer gave each action token of an episode, by sequence; None where it was not trained."""

@@ -1,5 +1,12 @@
 """One tree of errors, by boundary. Each message says what happened, to which episode or service, and what to do now."""
 
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from types import FrameType
+
 __all__ = [
     "AgentError",
     "BudgetExhausted",
@@ -11,6 +18,7 @@ __all__ = [
     "SparringError",
     "TaskError",
     "TrainerError",
+    "described",
     "first_error",
 ]
 
@@ -97,6 +105,26 @@ class BudgetExhausted(GatewayError):
     def __init__(self, message: str, *, stop_reason: str) -> None:
         super().__init__(message, status=400, param="messages", code=stop_reason)
         self.stop_reason = stop_reason
+
+
+def described(error: BaseException) -> str:
+    """A bug in one line, with the place in its author's code: `KeyError: 'oops' (my_env.py:31 in _submit)`.
+
+    The place is the innermost frame outside sparring, the standard library and installed packages; where there is
+    none, the innermost of all. Of the file it tells the name alone.
+    """
+    text = f"{type(error).__name__}: {error}"
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if not frames:
+        return text
+    frame, line = next((place for place in reversed(frames) if _is_authors(place[0])), frames[-1])
+    return f"{text} ({os.path.basename(frame.f_code.co_filename)}:{line} in {frame.f_code.co_name})"
+
+
+def _is_authors(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    installed = "site-packages" in frame.f_code.co_filename
+    return package != "sparring" and package not in sys.stdlib_module_names and not installed
 
 
 def first_error(error: BaseException) -> Exception:

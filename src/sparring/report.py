@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,11 +14,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sparring.backend.buffer import BufferView
 from sparring.curve import plot_curve
 from sparring.evaluation import EvalEpisode, EvalSummary, read_episodes, summarise
 from sparring.run_dir import RunDirectory
 
 __all__ = ["print_report", "write_report"]
+
+_FAILURES_READ = 200
+_MESSAGE_WIDTH = 300
 
 
 def write_report(directory: RunDirectory, title: str, *, staleness: int, wall_s: float) -> None:
@@ -79,6 +85,24 @@ def print_report(console: Console, directory: RunDirectory) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if summary["failures"]:
+        console.print(Text(_failures(directory)), soft_wrap=True)
+
+
+def _failures(directory: RunDirectory) -> str:
+    """The commonest message of the newest failures, and where to read all."""
+    with BufferView(directory.buffer) as buffer:
+        rows = buffer.episodes(state="failed", limit=_FAILURES_READ)
+        failures = [(row, failure) for row in rows if (failure := buffer.failure(row)) is not None]
+    # One fault's messages differ in the episode and the task that they name.
+    kinds = [f.message.replace(row.episode_id, "").replace(row.task_id, "") for row, f in failures]
+    lines = [f"every failed attempt: sparring view {directory.root} --state failed"]
+    if kinds:
+        commonest, count = Counter(kinds).most_common(1)[0]
+        failure = failures[kinds.index(commonest)][1]
+        message = textwrap.shorten(failure.message, _MESSAGE_WIDTH)
+        lines.insert(0, f"{count} of the last {len(kinds)} failed by {failure.kind}, such as: {message}")
+    return "\n".join(lines)
 
 
 def _conversation(before: Sequence[EvalEpisode], after: Sequence[EvalEpisode]) -> Mapping[str, list[str]]:

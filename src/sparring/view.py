@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from sparring.types import Trajectory
 
 __all__ = ["view"]
 
+_MESSAGE_WIDTH = 200
 _ROLE_STYLES = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
@@ -49,7 +51,11 @@ def view(run: str, episode: str | None, state: str | None, limit: int, tokens: b
 def _list(console: Console, buffer: BufferView, state: str | None, limit: int) -> None:
     headings = ("episode", "task", "state", "step", "reward", "stopped", "turns", "tokens", "version", "seconds")
     table = Table(*headings, box=None, pad_edge=False)
-    for row in reversed(buffer.episodes(state=state, limit=limit)):
+    rows = buffer.episodes(state=state, limit=limit)
+    if any(row.failure_kind for row in rows):
+        table.add_column("failure")
+    for row in reversed(rows):
+        failure = buffer.failure(row)
         table.add_row(
             row.episode_id,
             row.task_id,
@@ -61,6 +67,7 @@ def _list(console: Console, buffer: BufferView, state: str | None, limit: int) -
             str(row.action_tokens),
             _or_dash(row.oldest_version),
             f"{row.finished_at - row.started_at:.1f}",
+            *([Text(textwrap.shorten(failure.message, _MESSAGE_WIDTH), style="red")] if failure else []),
         )
     console.print(table)
 

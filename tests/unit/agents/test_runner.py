@@ -1,6 +1,8 @@
 """The episode runner: every end of an episode becomes a reward or a failure, and the environment is always closed."""
 
 import asyncio
+import inspect
+import json
 
 import gymnasium
 import pytest
@@ -12,7 +14,7 @@ from sparring.agents.scripted import ScriptedPolicy
 from sparring.envs import ToolBox, ToolError
 from sparring.envs.hermes import format_call
 from sparring.envs.key_lookup import KeyLookup
-from sparring.errors import BudgetExhausted, ConfigError, EngineError, SandboxError
+from sparring.errors import BudgetExhausted, ConfigError, EngineError, SandboxError, described
 from sparring.types import ChatReply, EpisodeSpec, Message, StopReason
 
 ENV_ID = "sparring-tests/Watched-v0"
@@ -123,14 +125,14 @@ async def test_a_finished_episode_has_the_environments_reward():
     ("policy", "env_kwargs", "kind", "says"),
     [
         (Raises(EngineError("the engine died")), {}, "engine", "the engine died"),
-        (Raises(ValueError("a bug in the agent")), {}, "agent", "Raises raised ValueError: a bug in the agent"),
+        (Raises(ValueError("a bug in the agent")), {}, "agent", "ValueError: a bug in the agent (test_runner.py:"),
         (Raises(TimeoutError("its own")), {}, "agent", "TimeoutError"),
         (ScriptedPolicy([format_call("crash", {})]), {}, "sandbox", "gone"),
-        (ScriptedPolicy([format_call("bug", {})]), {}, "internal", "ZeroDivisionError"),
+        (ScriptedPolicy([format_call("bug", {})]), {}, "internal", "ZeroDivisionError: oops (test_runner.py:"),
         (ScriptedPolicy([]), {}, "agent", "the script of 0 actions ended"),
         (Leaves(StopReason.FINISHED), {}, "agent", "left the episode open"),
         (ScriptedPolicy(), {"break_in": "reset"}, "sandbox", "no container"),
-        (ScriptedPolicy(), {"break_in": "reset, a bug"}, "internal", "KeyError"),
+        (ScriptedPolicy(), {"break_in": "reset, a bug"}, "internal", "KeyError: 'x' (test_runner.py:"),
     ],
 )
 async def test_a_failure_is_data_with_its_kind_and_no_reward(policy, env_kwargs, kind, says):
@@ -224,3 +226,20 @@ async def test_tools_may_say_no_and_the_episode_goes_on():
     env = Refusing()
     await env.areset(seed=0)
     assert (await env.astep(format_call("lookup", {"key": "a"})))[0] == "Error: not today"
+
+
+async def test_a_bug_is_placed_in_its_authors_file_without_the_folder():
+    class Careless(Watched):
+        async def _submit(self, answer):
+            return json.loads("{")  # breaks inside the standard library
+
+    gymnasium.register("sparring-tests/Careless-v0", entry_point=Careless)
+    policy = ScriptedPolicy(["an answer"])
+    result = await make_runner("sparring-tests/Careless-v0", {}, policy, timeout_s=5)(SPEC, None)
+    line = inspect.getsourcelines(Careless._submit)[1] + 1
+    assert result.failure.message.endswith(f"(test_runner.py:{line} in _submit)")
+    assert "JSONDecodeError: Expecting property name" in result.failure.message
+
+
+def test_an_error_that_was_never_raised_has_no_place():
+    assert described(KeyError("oops")) == "KeyError: 'oops'"
