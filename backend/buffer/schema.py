@@ -23,13 +23,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sparring.errors import BufferStateError
+from sparring.types import EPISODE_STATES
 
 __all__ = ["BUFFER_SCHEMA", "check_schema", "check_soundness", "connect", "create_tables", "translated_errors"]
 
 BUFFER_SCHEMA = 1
 _BUSY_TIMEOUT_S = 10.0
 
-_TABLES = """
+_TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE incarnations (
     incarnation INTEGER PRIMARY KEY,
@@ -57,7 +58,7 @@ CREATE TABLE trajectories (
     task_id TEXT NOT NULL,
     split TEXT NOT NULL,
     attempt INTEGER NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('pending', 'consumed', 'dropped', 'expired', 'failed', 'evaluation')),
+    state TEXT NOT NULL CHECK (state IN {EPISODE_STATES}),
     consumed_step INTEGER,
     incarnation INTEGER NOT NULL REFERENCES incarnations,
     reward REAL,

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from sparring.errors import ConfigError, SparringError
+from sparring.types import EPISODE_STATES
 
 if TYPE_CHECKING:
     from sparring.fine_tune import FineTuning
@@ -125,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("run", nargs="?", help="run folder, such as runs/quickstart")
     view.add_argument("episode", nargs="?", help="episode id; without it, the list")
     view.add_argument("--batch", metavar="FILE", help="instead of a run: a batch that a run refused to train")
-    view.add_argument("--state", help="only episodes in this state, such as consumed, failed, evaluation")
+    view.add_argument("--state", choices=EPISODE_STATES, help="only episodes in this state")
     view.add_argument("--limit", type=int, default=40, help="at most so many episodes (default: %(default)s)")
     view.add_argument("--tokens", action="store_true", help="each token with its log-probability and version")
     view.set_defaults(command=_view)

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 __all__ = [
     "AGENT_HEADER",
+    "EPISODE_STATES",
     "SCHEMA_VERSION",
     "ChatClient",
     "ChatReply",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 AGENT_HEADER = "x-sparring-agent"  # in requests to the gateway: names the agent that speaks, where there are several
+EPISODE_STATES = ("pending", "consumed", "dropped", "expired", "failed", "evaluation")  # of a stored trajectory
 SCHEMA_VERSION = 1
 Role = Literal["system", "user", "assistant", "tool"]
 

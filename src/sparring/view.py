@@ -69,7 +69,16 @@ def _list(console: Console, buffer: BufferView, state: str | None, limit: int) -
             f"{row.finished_at - row.started_at:.1f}",
             *([Text(textwrap.shorten(failure.message, _MESSAGE_WIDTH), style="red")] if failure else []),
         )
-    console.print(table)
+    kind = "episodes" if state is None else f"{state} episodes"
+    count = buffer.count(state=state)
+    if rows:
+        console.print(table)
+    if not count:
+        console.print(f"no {kind} yet", highlight=False)
+    elif len(rows) < count:
+        console.print(f"{len(rows)} of {count} {kind}, the newest; --limit N, --state NAME", highlight=False)
+    else:
+        console.print(f"{count} {kind}", highlight=False)
 
 
 def _show_pruned(console: Console, row: EpisodeRow) -> None:

@@ -62,6 +62,21 @@ def test_a_list_without_failures_has_no_column_for_them(run, capsys):
     assert "failure" not in shown(capsys, str(run.root), "--state", "pending")
 
 
+def test_a_cut_list_says_so_and_a_whole_one_how_long_it_is(run, capsys):
+    assert shown(capsys, str(run.root), "--limit", "2").endswith("2 of 7 episodes, the newest; --limit N, --state NAME")
+    assert shown(capsys, str(run.root)).endswith("7 episodes")
+    assert shown(capsys, str(run.root), "--state", "failed").endswith("4 failed episodes")
+    assert shown(capsys, str(run.root), "--state", "expired") == "no expired episodes yet"
+
+
+def test_a_state_that_is_none_is_refused_with_those_there_are(run, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["view", str(run.root), "--state", "nonsense"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert all(state in error for state in ("nonsense", "consumed", "failed", "evaluation"))
+
+
 def test_a_runs_report_names_the_commonest_failure_and_where_the_others_are(run):
     evaluation = {"step": 0, "episodes": 1, "failed": 0, "success": 1.0, "low": 0.0, "high": 1.0, "reward": 1.0}
     summary = {
