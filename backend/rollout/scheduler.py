@@ -18,6 +18,7 @@ from sparring.backend.rollout.selection import has_signal, trajectory_lag
 from sparring.backend.rollout.stats import RolloutMeter, batch_stats
 from sparring.config import RolloutConfig
 from sparring.errors import EngineError, TrainerError, first_error
+from sparring.transcript import said
 from sparring.types import Group, Trajectory
 
 if TYPE_CHECKING:
@@ -280,7 +281,5 @@ def _sample(group: StoredGroup) -> str:
     ]
     lines = [f"group {group.spec.group_id}, task {group.spec.task_id}, rewards {', '.join(rewards)}"]
     messages = next((t.messages for t in trajectories if t.messages), ())
-    for message in messages[-4:]:
-        text = message["content"] or str(message.get("tool_calls", ""))
-        lines.append(f"    {message['role']}: {textwrap.shorten(text, 300)}")
+    lines += [f"    {message['role']}: {textwrap.shorten(said(message), 300)}" for message in messages[-4:]]
     return "\n".join(lines)

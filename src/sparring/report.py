@@ -8,7 +8,6 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +17,7 @@ from sparring.backend.buffer import BufferView
 from sparring.curve import plot_curve
 from sparring.evaluation import EvalEpisode, EvalSummary, read_episodes, summarise
 from sparring.run_dir import RunDirectory
+from sparring.transcript import said
 
 __all__ = ["print_report", "write_report"]
 
@@ -116,9 +116,4 @@ def _exchange(episode: EvalEpisode) -> list[str]:
     """The task and what the model said to it; worked examples in the prompt are left out."""
     spoken = [i for i, message in enumerate(episode.messages) if message["role"] == "assistant"]
     start = spoken[-episode.turns] - 1 if 0 < episode.turns <= len(spoken) else 0
-    return [*map(_line, episode.messages[max(start, 0) :]), f"reward {episode.reward:g}"]
-
-
-def _line(message: Mapping[str, Any]) -> str:
-    calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls") or ()]
-    return f"{message['role']}: " + " ".join(filter(None, [message.get("content"), *calls]))
+    return [*(f"{m['role']}: {said(m)}" for m in episode.messages[max(start, 0) :]), f"reward {episode.reward:g}"]

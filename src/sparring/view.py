@@ -16,6 +16,7 @@ from sparring.backend.buffer import BufferView, EpisodeRow
 from sparring.errors import ConfigError
 from sparring.run_dir import RunDirectory
 from sparring.token_tables import make_decoder, show_tokens, show_turns
+from sparring.transcript import said
 from sparring.types import Trajectory
 
 __all__ = ["view"]
@@ -105,10 +106,7 @@ def _show(
     if trajectory.failure:
         console.print(Text(f"failure ({trajectory.failure.kind}): {trajectory.failure.message}", style="red"))
     for message in trajectory.messages:
-        said = [message.get("content") or ""]
-        said += [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls", ())]
-        text = "\n".join(filter(None, said))
-        console.print(Text(f"{message['role']:>9}: {text}", style=_ROLE_STYLES.get(message["role"], "")))
+        console.print(Text(f"{message['role']:>9}: {said(message)}", style=_ROLE_STYLES.get(message["role"], "")))
     for index, sequence in enumerate(trajectory.sequences):
         after = trained[index] if trained is not None else None
         show_turns(console, index, sequence, after)
