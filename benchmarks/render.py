@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,16 @@ def _section(path: Path) -> str:
         f"## {document['title']}",
         f"`{command}`, {document['at'][:10]}, {machine['cpus']} CPUs, {machine['platform']}",
         "",
+    ]
+    runs = document.get("details", {}).get("runs")
+    if isinstance(runs, dict):
+        return "\n".join([*lines, *_objectives(runs)]) + "\n"
+    lines += [
         "| figure | measured | bound | percent |",
         "| --- | --- | --- | --- |",
         *map(_row, document["rows"]),
     ]
-    if runs := document.get("details", {}).get("runs"):
+    if runs:
         lines += ["", *_runs(runs)]
     return "\n".join(lines) + "\n"
 
@@ -64,6 +70,20 @@ def _runs(runs: list[dict[str, Any]]) -> list[str]:
             for r in runs
         ),
     ]
+
+
+def _objectives(runs: dict[str, list[dict[str, float]]]) -> list[str]:
+    """A line for each objective; its interval is Student's, over seeds."""
+    from benchmarks.objectives import interval
+
+    lines = ["| objective | reward at first | in the last quarter | 95% over seeds | training step, s |"]
+    lines.append("| --- | --- | --- | --- | --- |")
+    for name, results in runs.items():
+        before, after = (statistics.mean(r[key] for r in results) for key in ("before", "reward"))
+        step = statistics.median(r["step_s"] for r in results)
+        half = interval([r["reward"] for r in results])
+        lines.append(f"| {name} | {before:.3f} | {after:.3f} | ± {half:.3f} | {step:.2f} |")
+    return lines
 
 
 if __name__ == "__main__":
