@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import difflib
+import inspect
 import json
 import logging
 import os
@@ -65,6 +66,13 @@ class ChatEnv(gymnasium.Env[str, str | Message]):
             raise ConfigError(f"max_turns must be at least 1, got {max_turns}")
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise ConfigError(f"no render_mode {render_mode!r}; there are {', '.join(self.metadata['render_modes'])}")
+        try:
+            inspect.signature(self.task_ids).bind(split)
+        except TypeError as error:
+            raise ConfigError(
+                f"{type(self).__name__}.task_ids cannot be called with a split ({error}): "
+                'declare it as `def task_ids(self, split: str = "train") -> Sequence[str]`'
+            ) from None
         self.observation_space = ChatText()
         self.action_space = ChatText(messages=True)
         self.render_mode = render_mode
@@ -137,7 +145,7 @@ class ChatEnv(gymnasium.Env[str, str | Message]):
         if self._holds_resources:
             _open_envs.add(self)
         try:
-            self.messages.extend(await self._begin(task_id))
+            self.messages.extend(self._checked_opening(await self._begin(task_id)))
         except BaseException as error:
             self._fail(error)
             raise
@@ -258,7 +266,7 @@ class ChatEnv(gymnasium.Env[str, str | Message]):
                 await self.call_tool(name, arguments)
         else:
             try:
-                observation = parsed.problem or await self._submit(parsed.answer)
+                observation = parsed.problem or self._checked_observation(await self._submit(parsed.answer))
             except Exception as error:
                 self._fail(error)
                 raise
@@ -308,6 +316,26 @@ class ChatEnv(gymnasium.Env[str, str | Message]):
     @property
     def _holds_resources(self) -> bool:
         return type(self)._close is not ChatEnv._close
+
+    def _checked_opening(self, opening: Any) -> Sequence[Message]:
+        if isinstance(opening, str) or not isinstance(opening, Sequence):
+            wrong = type(opening).__name__
+        elif odd := [type(m).__name__ for m in opening if not isinstance(m, Message)]:
+            wrong = f"a sequence that holds a {odd[0]}"
+        else:
+            return opening
+        raise ConfigError(
+            f"{type(self).__name__}._begin must return Messages, got {wrong}; "
+            'one prompt is [sparring.types.Message("user", text)]'
+        )
+
+    def _checked_observation(self, observation: Any) -> str | None:
+        if observation is None or isinstance(observation, str):
+            return observation
+        raise ConfigError(
+            f"{type(self).__name__}._submit must return None (accepted) or a str (what the model is told), got "
+            f"{type(observation).__name__}; reward is added to self.reward"
+        )
 
     def _choose_task(self, options: dict[str, Any]) -> str:
         chosen = options.pop("task_id", self._fixed_task_id)

@@ -369,3 +369,45 @@ async def test_rendering_shows_every_message_and_nothing_raw(mode):
 
 async def test_without_a_render_mode_nothing_is_rendered():
     assert (await started()).render() is None
+
+
+@pytest.mark.parametrize(
+    ("opening", "got"),
+    [
+        ("a prompt", "got str"),
+        (None, "got NoneType"),
+        (Message("user", "a prompt"), "got Message"),
+        ([{"role": "user", "content": "a prompt"}], "got a sequence that holds a dict"),
+        ([{}], "got a sequence that holds a dict"),
+    ],
+)
+async def test_an_opening_that_is_no_messages_says_what_it_should_be(opening, got):
+    class Opens(Echo):
+        async def _begin(self, task_id):
+            return opening
+
+    with pytest.raises(ConfigError, match=rf"Opens\._begin must return Messages, {got}; one prompt is"):
+        await Opens().areset(seed=0)
+
+
+async def test_an_observation_that_is_neither_text_nor_none_says_what_it_should_be():
+    class Pays(Echo):
+        async def _submit(self, answer):
+            return 1.0
+
+    env = Pays()
+    await env.areset(seed=0)
+    *_, truncated, info = await env.astep("done")
+    assert truncated
+    assert info["failure"]["kind"] == "config"
+    assert "Pays._submit must return None (accepted) or a str" in info["failure"]["message"]
+    assert "got float" in info["failure"]["message"]
+
+
+def test_task_ids_without_a_split_names_the_signature():
+    class NoSplit(Echo):
+        def task_ids(self):
+            return ["train/0"]
+
+    with pytest.raises(ConfigError, match=r"NoSplit.task_ids .*declare it as `def task_ids\(self, split: str"):
+        NoSplit()
