@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import inspect
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import load_env_creator
 
 from sparring.agents.policy import Outcome, Policy
 from sparring.envs import ChatEnv
@@ -30,10 +33,34 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any]) -> ChatEnv:
     try:
         env = gymnasium.make(env_id, disable_env_checker=True, **env_kwargs).unwrapped
     except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
+        if isinstance(error, TypeError):
+            _check_arguments(env_id, env_kwargs)
         raise ConfigError(f"cannot make environment {env_id!r} with {dict(env_kwargs)}: {error}") from error
     if not isinstance(env, ChatEnv):
         raise ConfigError(f"environment {env_id!r} is a {type(env).__name__}, not a sparring.envs.ChatEnv")
     return env
+
+
+def _check_arguments(env_id: str, env_kwargs: Mapping[str, Any]) -> None:
+    """Raises ConfigError where the environment's constructor takes no argument of one of these names."""
+    creator = gymnasium.spec(env_id.rpartition(":")[2]).entry_point
+    if isinstance(creator, str):
+        creator = load_env_creator(creator)
+    if not (isinstance(creator, type) and issubclass(creator, ChatEnv)):
+        return
+    known: list[str] = []
+    for base in creator.__mro__[: creator.__mro__.index(ChatEnv) + 1]:
+        if "__init__" not in vars(base):
+            continue
+        own = list(inspect.signature(base.__init__).parameters.values())[1:]
+        known += [p.name for p in own if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in known]
+        if all(p.kind is not p.VAR_KEYWORD for p in own):
+            break  # it hands nothing on to its bases
+    for name in env_kwargs:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            advice = f"; did you mean {near[0]}?" if near else "."
+            raise ConfigError(f"environment {env_id!r} takes no {name!r}{advice} It takes {', '.join(known)}")
 
 
 def make_runner(

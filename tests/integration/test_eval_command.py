@@ -218,7 +218,7 @@ def test_nothing_at_the_address_is_an_error_that_names_it(capsys):
         (["--episodes", "2", "--k", "2", "--greedy"], "greedy tries of a task are all the same"),
         (["--episodes", "2000"], "has 1000 tasks, 1000 episodes at most"),
         (["--split", "dev"], "KeyLookup has no split 'dev'; it has train, test"),
-        (["--env-arg", "lenth=3"], "unexpected keyword argument 'lenth'"),
+        (["--env-arg", "lenth=3"], "takes no 'lenth'; did you mean length?"),
         (["--env", "sparring/KeyLookup-v0"], "given twice"),
         (["--temperature", "-1"], "a number from 0 on"),
         (["--set", "engine.slot=3"], "did you mean engine.slots?"),

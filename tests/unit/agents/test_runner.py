@@ -154,6 +154,31 @@ async def test_wrong_environments_fail_with_what_is_wrong():
         make_env("CartPole-v1", {})
 
 
+@pytest.mark.parametrize(
+    ("env_id", "wrong", "expected"),
+    [
+        (
+            "sparring/KeyLookup-v0",
+            "careles",
+            "environment 'sparring/KeyLookup-v0' takes no 'careles'; did you mean careless? "
+            "It takes length, careless, max_turns, split, task_id, render_mode",
+        ),
+        (ENV_ID, "brake_in", "did you mean break_in? It takes break_in, length, careless, max_turns, split"),
+        ("sparring:sparring/KeyLookup-v0", "qqq", "takes no 'qqq'. It takes length"),
+    ],
+)
+def test_a_misspelt_argument_is_named_with_those_there_are(env_id, wrong, expected):
+    with pytest.raises(ConfigError) as caught:
+        make_env(env_id, {wrong: 1})
+    assert expected in str(caught.value)
+    assert "was raised from" not in str(caught.value)
+
+
+def test_a_type_error_inside_a_constructor_is_told_as_it_is():
+    with pytest.raises(ConfigError, match="'<' not supported"):
+        make_env("sparring/KeyLookup-v0", {"length": "three"})
+
+
 async def test_an_unknown_task_is_a_failure_of_kind_task():
     run = make_runner(ENV_ID, {}, ScriptedPolicy(), timeout_s=5)
     result = await run(EpisodeSpec("e", "g", ENV_ID, "train/x", seed=0), None)
