@@ -43,7 +43,7 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any]) -> ChatEnv:
 
 def _check_arguments(env_id: str, env_kwargs: Mapping[str, Any]) -> None:
     """Raises ConfigError where the environment's constructor takes no argument of one of these names."""
-    creator = gymnasium.spec(env_id.rpartition(":")[2]).entry_point
+    creator: Any = gymnasium.spec(env_id.rpartition(":")[2]).entry_point
     if isinstance(creator, str):
         creator = load_env_creator(creator)
     if not (isinstance(creator, type) and issubclass(creator, ChatEnv)):
