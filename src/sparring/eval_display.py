@@ -21,14 +21,14 @@ __all__ = ["EvalProgress", "print_results"]
 class EvalProgress:
     """A bar on a terminal, ten lines elsewhere. A context manager."""
 
-    def __init__(self, console: Console, name: str, episodes: Sequence[EvalEpisode | None]) -> None:
+    def __init__(self, console: Console, name: str, episodes: Sequence[EvalEpisode | None], again: int) -> None:
         self._console, self._name, self._total = console, name, len(episodes)
         self._began, self._shown = time.monotonic(), 0
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
         )
         self._task = self._bar.add_task(name, total=self._total)
-        self.show(episodes)
+        self.show(episodes, again)
 
     def __enter__(self) -> EvalProgress:
         if self._console.is_terminal:
@@ -38,17 +38,21 @@ class EvalProgress:
     def __exit__(self, *_: Any) -> None:
         self._bar.stop()
 
-    def show(self, episodes: Sequence[EvalEpisode | None]) -> None:
-        """`episodes`: those of the environment, None where one is still to be played."""
+    def show(self, episodes: Sequence[EvalEpisode | None], again: int) -> None:
+        """`episodes`: those of the environment, None where one is still to be played; `again`: of these, how many
+        failed and have an attempt left."""
         played = [episode for episode in episodes if episode is not None]
         failed = sum(episode.reward is None for episode in played)
         text = f"{self._name}: {sum(e.solved for e in played)} solved" + (f", {failed} failed" if failed else "")
-        self._bar.update(self._task, completed=len(played), description=text)
+        later = f", {again} to be played again" if again else ""
+        self._bar.update(self._task, completed=len(played), description=text + later)
         tenths = 10 * len(played) // self._total
         if not self._console.is_terminal and tenths > self._shown:
             self._shown = tenths
             seconds = time.monotonic() - self._began
-            self._console.print(f"{text} of {len(played)}/{self._total} played, {seconds:.0f} s", highlight=False)
+            self._console.print(
+                f"{text} of {len(played)}/{self._total} played{later}, {seconds:.0f} s", highlight=False
+            )
 
 
 def print_results(console: Console, results: Mapping[str, Sequence[EvalEpisode]], samples: int) -> None:

@@ -174,16 +174,21 @@ class _Evaluation:
             plan.env.id, plan.env.kwargs, policy, max_turns=rollout.max_turns, timeout_s=rollout.episode_timeout_s
         )
 
+        unsettled = {(plan.name, group.task_id, member) for group, member in missing}
+
         def store(trajectory: Trajectory) -> None:
             if trajectory.failure is not None and trajectory.failure.kind == ConfigError.kind:
                 raise ConfigError(trajectory.failure.message)  # it would fail every episode alike
             sample = int(trajectory.episode_id.split(".")[-2])
             self.log.add(EvalEpisode.of(trajectory, env=plan.name, sample=sample))
+            if trajectory.failure is None or trajectory.attempt + 1 >= ATTEMPTS:
+                unsettled.discard((plan.name, trajectory.task_id, sample))
 
-        def episodes() -> list[EvalEpisode | None]:
-            return [self.log.episodes.get(key) for key in plan.keys]
+        def shown() -> tuple[list[EvalEpisode | None], int]:
+            episodes = [None if key in unsettled else self.log.episodes.get(key) for key in plan.keys]
+            return episodes, sum(key in self.log.episodes for key in unsettled)
 
-        with EvalProgress(self.console, plan.name, episodes()) as progress:
+        with EvalProgress(self.console, plan.name, *shown()) as progress:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     watch = tasks.create_task(_watch(getattr(sessions, "engine", None)))
@@ -194,7 +199,7 @@ class _Evaluation:
                         sampling=self.sampling,
                         concurrency=self.request.concurrency,
                         attempts=ATTEMPTS,
-                        on_progress=lambda *_: progress.show(episodes()),
+                        on_progress=lambda *_: progress.show(*shown()),
                     )
                     watch.cancel()
             except BaseExceptionGroup as error:
