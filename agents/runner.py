@@ -50,9 +50,10 @@ def _check_arguments(env_id: str, env_kwargs: Mapping[str, Any]) -> None:
         return
     known: list[str] = []
     for base in creator.__mro__[: creator.__mro__.index(ChatEnv) + 1]:
-        if "__init__" not in vars(base):
+        constructor = vars(base).get("__init__")
+        if constructor is None:
             continue
-        own = list(inspect.signature(base.__init__).parameters.values())[1:]
+        own = list(inspect.signature(constructor).parameters.values())[1:]
         known += [p.name for p in own if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in known]
         if all(p.kind is not p.VAR_KEYWORD for p in own):
             break  # it hands nothing on to its bases
