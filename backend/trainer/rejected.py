@@ -25,10 +25,21 @@ from sparring.types import Group, TokenSequence, Turn
 if TYPE_CHECKING:
     from sparring.backend.trainer.packing import Sample
 
-__all__ = ["RejectedBatch", "RejectedSequence", "keep_batch", "load_batch"]
+__all__ = ["RejectedBatch", "RejectedSequence", "importance_ratios", "keep_batch", "load_batch"]
 
 _SCHEMA = 1
 _OF_TOKENS = ("token_ids", "action_mask", "behaviour_logprobs", "policy_versions")
+
+
+def importance_ratios(
+    sequence: TokenSequence, logprobs: NDArray[np.floating] | None
+) -> NDArray[np.float64] | None:
+    """ρ of each token, (T,): its probability by `logprobs` over the behaviour policy's; None where those are."""
+    if logprobs is None:
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        ratios: NDArray[np.float64] = np.exp(logprobs.astype(np.float64) - sequence.behaviour_logprobs)
+    return ratios
 
 
 @dataclass(frozen=True)
@@ -52,11 +63,7 @@ class RejectedSequence:
     @property
     def ratios(self) -> NDArray[np.float64] | None:
         """ρ: the trainer's probability of each token over the sampler's."""
-        if self.logprobs is None:
-            return None
-        with np.errstate(over="ignore", invalid="ignore"):
-            ratios: NDArray[np.float64] = np.exp(self.logprobs.astype(np.float64) - self.tokens.behaviour_logprobs)
-        return ratios
+        return importance_ratios(self.tokens, self.logprobs)
 
     def not_finite(self) -> dict[str, list[int]]:
         """By what it is, the action tokens whose value is not finite."""

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparring.backend.models import resolve_model
+from sparring.backend.trainer.rejected import importance_ratios
 from sparring.config_file import load_config
 from sparring.errors import SparringError
 from sparring.types import TokenSequence
@@ -26,7 +27,7 @@ def show_turns(console: Console, index: int, sequence: TokenSequence, after: Flo
     Args:
         after: the trained policy's log-probabilities, (T,), where the sequence was trained.
     """
-    ratios = _ratios(sequence, after)
+    ratios = importance_ratios(sequence, after)
     table = Table("turn", "agent", "tokens", "trained", "finish", "versions", "mean log p", "mean ratio", box=None)
     table.title = f"sequence {index}: {len(sequence)} tokens, {int(sequence.action_mask.sum())} of them actions"
     table.title_justify = "left"
@@ -60,7 +61,7 @@ def show_tokens(
     Args:
         advantages: (T,), where they are known.
     """
-    ratios = _ratios(sequence, after)
+    ratios = importance_ratios(sequence, after)
     columns = {"log p": sequence.behaviour_logprobs, "trained log p": after, "ratio": ratios, "advantage": advantages}
     known = {name: values for name, values in columns.items() if values is not None}
     table = Table("#", "token", "id", "mask", *known, "version", box=None)
@@ -81,15 +82,6 @@ def make_decoder(config: Path) -> Callable[[int], str]:
     except (SparringError, OSError):  # the model has gone: the ids must do
         return lambda token: f"<{token}>"
     return lambda token: tokenizer.decode([token], skip_special_tokens=False)
-
-
-def _ratios(sequence: TokenSequence, after: Floats | None) -> NDArray[np.float64] | None:
-    """ρ: the trained policy's probability, when the token was trained, over the behaviour policy's."""
-    if after is None:
-        return None
-    with np.errstate(over="ignore", invalid="ignore"):
-        ratios: NDArray[np.float64] = np.exp(after.astype(np.float64) - sequence.behaviour_logprobs)
-    return ratios
 
 
 def _number(value: float) -> Text:
