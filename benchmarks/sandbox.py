@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import docker
@@ -25,6 +25,7 @@ from sparring.sandbox.audit import left_over, own_usage
 from sparring.sandbox.docker import CONTAINER_ARGV, DEFAULT_IMAGE, container_options
 from sparring.sandbox.owner import Owner
 
+Side = tuple[str, Callable[[], Awaitable[Any]]]
 SPEC = SandboxSpec(memory_mib=256, disk_mib=64, pids=64)
 COMMAND = ["echo", "out"]
 AT_ONCE = 64
@@ -65,6 +66,11 @@ async def first_output(provider: SandboxProvider) -> Sandbox:
     return sandbox
 
 
+def in_turn(sides: Sequence[Side], turn: int) -> Sequence[Side]:
+    """The sides of a pair, the other one first every other time: the second runs while the daemon tidies the first."""
+    return sides[::-1] if turn % 2 else sides
+
+
 async def measure_speed(rounds: int) -> dict[str, list[float]]:
     """Milliseconds of each thing, one a round, the sides of each pair next to each other."""
     times: dict[str, list[float]] = {}
@@ -84,18 +90,22 @@ async def measure_speed(rounds: int) -> dict[str, list[float]]:
         session = await running.session()
         container = client.containers.get(f"sparring-{running.id}")
         sdk = {"user": "1000:1000", "workdir": running.workdir, "demux": True}
-        for _ in range(rounds):
-            plain = await note("docker run", docker_run)
-            ours = await note("cold start", lambda: cold.take(SPEC))
-            await ours.stop()
-            await asyncio.to_thread(client.api.remove_container, plain, force=True)
+        for number in range(rounds):
+            starts: list[Side] = [("docker run", docker_run), ("cold start", lambda: cold.take(SPEC))]
+            started = {name: await note(name, call) for name, call in in_turn(starts, number)}
+            await started["cold start"].stop()
+            await asyncio.to_thread(client.api.remove_container, started["docker run"], force=True)
             await warm.pool(SPEC).ready()
             taken = await note("warm take", lambda: warm.take(SPEC))
             await warm.pool(SPEC).ready()
             await taken.stop()
-            for _ in range(4):
-                await note("SDK exec", lambda: asyncio.to_thread(container.exec_run, COMMAND, **sdk))
-                await note("exec", lambda: running.exec(COMMAND))
+            for turn in range(4):
+                execs: list[Side] = [
+                    ("SDK exec", lambda: asyncio.to_thread(container.exec_run, COMMAND, **sdk)),
+                    ("exec", lambda: running.exec(COMMAND)),
+                ]
+                for name, call in in_turn(execs, turn):
+                    await note(name, call)
                 await note("session exec", lambda: session.exec("echo out"))
                 boxed = await note("bubblewrap to first output", lambda: first_output(bubblewrap))
                 await boxed.stop()
