@@ -5,10 +5,14 @@
             result = await sandbox.exec("python3 -c 'print(1)'", timeout_s=10)
 """
 
-from sparring.sandbox.core import ExecResult, Sandbox, SandboxRequestError, SandboxSpec, Snapshot
+from sparring.sandbox.command import ExecResult
+from sparring.sandbox.core import Sandbox
 from sparring.sandbox.local import LocalProvider, LocalSandbox
 from sparring.sandbox.provider import SandboxKind, SandboxProvider, open_provider
+from sparring.sandbox.request import SandboxRequestError
 from sparring.sandbox.session import ShellSession
+from sparring.sandbox.spec import SandboxSpec
+from sparring.sandbox.transfer import Snapshot
 
 __all__ = [
     "ExecResult",

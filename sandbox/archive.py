@@ -12,17 +12,11 @@ import tarfile
 import tempfile
 from pathlib import Path, PurePosixPath
 
-from sparring.errors import SandboxError
+from sparring.sandbox.request import SandboxRequestError
 
 __all__ = ["MAX_MEMBERS", "pack_tree", "unpack_tree"]
 
 MAX_MEMBERS = 100_000
-
-
-def _refuse(message: str) -> SandboxError:
-    from sparring.sandbox.core import SandboxRequestError
-
-    return SandboxRequestError(message)
 
 
 def pack_tree(folder: Path, limit: int) -> bytes:
@@ -37,13 +31,15 @@ def pack_tree(folder: Path, limit: int) -> bytes:
             name = path.relative_to(folder).as_posix()
             info = archive.gettarinfo(path, arcname=name)
             if info is None or not (info.isreg() or info.isdir() or info.issym() or info.islnk()):
-                raise _refuse(f"{path} is neither a file, a folder nor a link; leave it out of the upload")
+                raise SandboxRequestError(f"{path} is neither a file, a folder nor a link; leave it out of the upload")
             if info.issym() and _walk(name, info.linkname) is None:
-                raise _refuse(f"link {path} leads out of the uploaded tree, to {info.linkname}; leave it out")
+                raise SandboxRequestError(
+                    f"link {path} leads out of the uploaded tree, to {info.linkname}; leave it out"
+                )
             info.uid = info.gid = 0
             info.uname = info.gname = ""
             if buffer.tell() + info.size > limit:
-                raise _refuse(f"{folder} is larger than the limit of {limit} bytes")
+                raise SandboxRequestError(f"{folder} is larger than the limit of {limit} bytes")
             if info.isreg():
                 with path.open("rb") as file:
                     archive.addfile(info, file)
@@ -63,7 +59,7 @@ def unpack_tree(packed: bytes, folder: Path, limit: int) -> None:
             large members; or `folder` is not empty.
     """
     if folder.exists() and any(folder.iterdir()):
-        raise _refuse(f"{folder} is not empty; download into a new folder")
+        raise SandboxRequestError(f"{folder} is not empty; download into a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".unpack-", dir=folder.parent))
     try:
@@ -71,9 +67,9 @@ def unpack_tree(packed: bytes, folder: Path, limit: int) -> None:
             with tarfile.open(fileobj=io.BytesIO(packed), mode="r:", tarinfo=_Member) as archive:
                 _unpack(archive, staging, limit)
         except (tarfile.TarError, ValueError, EOFError, RecursionError) as error:
-            raise _refuse(f"not a readable archive: {error}") from error
+            raise SandboxRequestError(f"not a readable archive: {error}") from error
         except OSError as error:
-            raise _refuse(f"the archive cannot be unpacked here: {error}") from error
+            raise SandboxRequestError(f"the archive cannot be unpacked here: {error}") from error
         staging.chmod(0o755)
         staging.replace(folder)
     except BaseException:
@@ -98,9 +94,9 @@ def _unpack(archive: tarfile.TarFile, staging: Path, limit: int) -> None:
         path = _inside(member.name)
         total += member.size if member.isreg() else 0
         if count >= MAX_MEMBERS or total > limit:
-            raise _refuse(f"the archive has more than {MAX_MEMBERS} members or {limit} bytes")
+            raise SandboxRequestError(f"the archive has more than {MAX_MEMBERS} members or {limit} bytes")
         if path is None:
-            raise _refuse(f"archive member {member.name!r} would be written outside the folder")
+            raise SandboxRequestError(f"archive member {member.name!r} would be written outside the folder")
         at = staging / path
         if member.isdir():
             at.mkdir(parents=True, exist_ok=True)
@@ -111,22 +107,26 @@ def _unpack(archive: tarfile.TarFile, staging: Path, limit: int) -> None:
         elif member.islnk():
             source = _inside(member.linkname)
             if source is None or not (staging / source).is_file():
-                raise _refuse(f"archive member {member.name!r} is a hard link to something else than an earlier file")
+                raise SandboxRequestError(
+                    f"archive member {member.name!r} is a hard link to something else than an earlier file"
+                )
             data = (staging / source).read_bytes()
             total += len(data)
             _write(at, data, (staging / source).stat().st_mode)
         elif member.issym():
             if _walk(path.as_posix(), member.linkname) is None:
-                raise _refuse(f"archive member {member.name!r} is a link out of the folder, to {member.linkname!r}")
+                raise SandboxRequestError(
+                    f"archive member {member.name!r} is a link out of the folder, to {member.linkname!r}"
+                )
             links[path] = PurePosixPath(member.linkname)
         else:
-            raise _refuse(f"archive member {member.name!r} is a device, a pipe or of an unknown type")
+            raise SandboxRequestError(f"archive member {member.name!r} is a device, a pipe or of an unknown type")
     for path, link in links.items():
         # A folder on the way that is itself a link would make the link's text mean something else.
         way = _walk(path.as_posix(), str(link))
         assert way is not None
         if any(step in links for step in (*way[:-1], *path.parents)) or (staging / path).exists():
-            raise _refuse(f"archive member {str(path)!r} is a link that passes through another link")
+            raise SandboxRequestError(f"archive member {str(path)!r} is a link that passes through another link")
     for path, link in links.items():
         at = staging / path
         at.parent.mkdir(parents=True, exist_ok=True)

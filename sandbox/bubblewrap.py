@@ -17,11 +17,13 @@ from typing import ClassVar
 
 from sparring.errors import ConfigError, SandboxError
 from sparring.sandbox.cgroup import ControlGroup, reap_cgroups
-from sparring.sandbox.core import MIB, Sandbox, SandboxSpec, in_folder
+from sparring.sandbox.command import in_folder
+from sparring.sandbox.core import Sandbox
 from sparring.sandbox.overlay import Overlay, OverlayPlan
 from sparring.sandbox.process import CommandNotStarted, HostProcess, OnOutput
 from sparring.sandbox.provider import SandboxProvider
 from sparring.sandbox.seccomp import seccomp_program
+from sparring.sandbox.spec import MIB, SandboxSpec
 
 __all__ = ["BubblewrapProvider", "BubblewrapSandbox"]
 

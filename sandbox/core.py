@@ -3,147 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from sparring.errors import ConfigError, SandboxError
+from sparring.errors import SandboxError
 from sparring.sandbox.archive import pack_tree, unpack_tree
+from sparring.sandbox.command import ExecResult, run_to_end
 from sparring.sandbox.output import BoundedOutput
-from sparring.sandbox.process import CommandNotStarted, OnOutput, Process
+from sparring.sandbox.process import OnOutput, Process
+from sparring.sandbox.request import SandboxRequestError, resolve_path
+from sparring.sandbox.spec import SandboxSpec
+from sparring.sandbox.transfer import (
+    Snapshot,
+    empty_folder,
+    pack_folder,
+    read_file,
+    transfer_limit,
+    unpack_into,
+    write_file,
+)
 
 if TYPE_CHECKING:
     from sparring.sandbox.session import ShellSession
 
-__all__ = ["ExecResult", "Sandbox", "SandboxRequestError", "SandboxSpec", "Snapshot"]
-
-MIB = 1 << 20
-# A command's own clock ends it at `timeout_s`; the host steps in after KILL_GRACE_S more, and gives the caller its
-# result no later than DEADLINE_GRACE_S after `timeout_s`, whatever the command or the daemon does.
-KILL_GRACE_S = 1.0
-DEADLINE_GRACE_S = 1.8
-_PROBE_S = 5.0
-_RETRIES = 2  # of a command that was never run
-_NO_FORK = b"timeout: fork system call failed"  # of the program that holds a command to its time
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-
-
-class SandboxRequestError(SandboxError):
-    """The call is at fault, not the sandbox: a path outside the work folder, a missing file, a NUL byte, too much data.
-
-    Tools answer the model with its message; an environment's own call that raises it has a bug.
-    """
-
-
-@dataclass(frozen=True)
-class SandboxSpec:
-    """What a sandbox is made of and how much it may use. Two equal specs are interchangeable.
-
-    Attributes:
-        image: what the backend starts from; "" is its default (Docker: sparring/python; bubblewrap: see
-            `BubblewrapSandbox`).
-        workdir: absolute path of the work folder, empty at the start, where commands start and relative paths begin.
-        memory_mib: memory of all processes together. The files below `disk_mib` come on top of it.
-        cpus: processors, as a share of time.
-        pids: processes and threads together.
-        disk_mib: size of the work folder, held in memory (a tmpfs), so that a full disk is the sandbox's own; /tmp is
-            `tmp_mib` beside it, and everything else is read-only.
-        env: environment variables of every command.
-        network: "host:port" pairs that may be reached, through a proxy; empty: no network at all.
-        lifetime_s: past this age whoever finds the sandbox may remove it.
-        max_output_bytes: of standard output and of standard error of one command, the most that is kept.
-        max_transfer_mib: the most that `read`, `write`, `upload`, `download` and `snapshot` move.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    image: str = ""
-    workdir: str = "/work"
-    memory_mib: int = 1024
-    cpus: float = 1.0
-    pids: int = 256
-    disk_mib: int = 512
-    env: Mapping[str, str] = field(default_factory=dict)
-    network: tuple[str, ...] = ()
-    lifetime_s: float = 6 * 3600.0
-    max_output_bytes: int = MIB
-    max_transfer_mib: int = 256
-
-    def __post_init__(self) -> None:
-        for name in ("memory_mib", "cpus", "pids", "disk_mib", "lifetime_s", "max_output_bytes", "max_transfer_mib"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"SandboxSpec.{name} must be above 0, not {getattr(self, name)}")
-        path = PurePosixPath(self.workdir)
-        system = {"proc", "dev", "sys"}
-        if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or path.parts[1] in system:
-            raise ConfigError(f"SandboxSpec.workdir must be an absolute folder such as /work, not {self.workdir!r}")
-        for authority in self.network:
-            if not re.fullmatch(r"[A-Za-z0-9.\-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", authority):
-                raise ConfigError(f"SandboxSpec.network takes 'host:port' entries, not {authority!r}")
-        check_env(self.env, ConfigError)
-
-    @property
-    def tmp_mib(self) -> int:
-        """Size of /tmp."""
-        return max(16, self.disk_mib // 4)
-
-    @property
-    def total_memory_mib(self) -> int:
-        """Memory of the processes and of the files, which count as the sandbox's memory."""
-        return self.memory_mib + self.disk_mib + self.tmp_mib
-
-    def __hash__(self) -> int:
-        return hash((self.image, self.workdir, self.memory_mib, self.network, tuple(sorted(self.env.items()))))
-
-
-@dataclass(frozen=True)
-class ExecResult:
-    """What a command gave.
-
-    Attributes:
-        exit_code: 128 + signal where a signal ended it.
-        stdout, stderr: text; undecodable bytes become U+FFFD, and output beyond the bound is left out in the middle.
-        truncated: some output was left out.
-        timed_out: it was killed because its time was over.
-        oom_killed: a process of the sandbox was killed for memory while it ran.
-    """
-
-    exit_code: int
-    stdout: str
-    stderr: str
-    duration_s: float
-    truncated: bool = False
-    timed_out: bool = False
-    oom_killed: bool = False
-
-    @property
-    def ok(self) -> bool:
-        return self.exit_code == 0 and not self.timed_out
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A sandbox's image and the files of its work folder, as a tar archive. No processes."""
-
-    image: str
-    work_tar: bytes = field(repr=False)
-
-
-def check_env(env: Mapping[str, str], error: type[SandboxError] | type[ConfigError] = SandboxRequestError) -> None:
-    for name, value in env.items():
-        if not _NAME.match(name) or "\0" in value or not _encodable(value):
-            raise error(f"environment variable {name!r} has a bad name, or a NUL byte or lone surrogate in its value")
-
-
-def in_folder(cwd: str | None, argv: Sequence[str]) -> Sequence[str]:
-    """`argv` run in `cwd`, relative to the work folder; one that is not there fails the command, not the sandbox."""
-    return ["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh", cwd, *argv] if cwd else argv
+__all__ = ["Sandbox"]
 
 
 class Sandbox(ABC):
@@ -265,7 +152,8 @@ class Sandbox(ABC):
             SandboxError: the sandbox broke, or did not start the command in time.
         """
         stdout, stderr = BoundedOutput(self.spec.max_output_bytes), BoundedOutput(self.spec.max_output_bytes)
-        exit_code, duration_s, timed_out = await self._run(
+        ended = await run_to_end(
+            self,
             ["/bin/sh", "-c", command] if isinstance(command, str) else command,
             lambda stream, data: (stdout if stream == 1 else stderr).feed(data),
             timeout_s=timeout_s,
@@ -275,13 +163,13 @@ class Sandbox(ABC):
             user=user,
         )
         return ExecResult(
-            exit_code,
+            ended.exit_code,
             stdout.text(),
             stderr.text(),
-            duration_s,
+            ended.duration_s,
             truncated=stdout.truncated or stderr.truncated,
-            timed_out=timed_out,
-            oom_killed=not timed_out and await self.post_mortem(exit_code),
+            timed_out=ended.timed_out,
+            oom_killed=not ended.timed_out and await self.post_mortem(ended.exit_code),
         )
 
     async def read(self, path: str, *, max_bytes: int | None = None, timeout_s: float = 30.0) -> bytes:
@@ -290,13 +178,7 @@ class Sandbox(ABC):
         Raises:
             SandboxRequestError: outside `workdir` and `scratch`, missing, not a file, or too large.
         """
-        limit = min(max_bytes or self._transfer_limit, self._transfer_limit)
-        # `head` bounds what a device or an endless pipe can send.
-        script = '[ -f "$1" ] || { echo "no such file" >&2; exit 1; }; head -c "$2" -- "$1"'
-        data = await self._transfer(script, self.resolve(path), str(limit + 1), timeout_s=timeout_s)
-        if len(data) > limit:
-            raise SandboxRequestError(f"{path}: more than {limit} bytes")
-        return data
+        return await read_file(self, self.resolve(path), max_bytes=max_bytes, timeout_s=timeout_s)
 
     async def write(self, path: str, data: bytes | str, *, mode: int = 0o644, timeout_s: float = 30.0) -> None:
         """Write a file, making its folders.
@@ -305,12 +187,7 @@ class Sandbox(ABC):
             SandboxRequestError: outside `workdir` and `scratch`, not a file, not writable, disk full, or too large.
         """
         body = data.encode() if isinstance(data, str) else data
-        self._check_size(len(body), path)
-        script = (
-            '[ ! -e "$1" ] || [ -f "$1" ] || { echo "there is something else than a file" >&2; exit 1; }; '
-            'mkdir -p -- "$(dirname -- "$1")" && cat > "$1" && chmod "$2" -- "$1"'
-        )
-        await self._transfer(script, self.resolve(path), f"{mode:o}", stdin=body, timeout_s=timeout_s)
+        await write_file(self, self.resolve(path), body, mode=mode, timeout_s=timeout_s)
 
     async def upload(self, local: Path, path: str = ".", *, timeout_s: float = 120.0) -> None:
         """Copy a file to `path`, or the contents of a folder into the folder `path`. Links are copied as links.
@@ -319,8 +196,8 @@ class Sandbox(ABC):
             SandboxRequestError: as `write`; or a link in the tree that leads out of it.
         """
         if await asyncio.to_thread(local.is_dir):
-            packed = await asyncio.to_thread(pack_tree, local, self._transfer_limit)
-            await self._unpack_inside(packed, path, timeout_s)
+            packed = await asyncio.to_thread(pack_tree, local, transfer_limit(self.spec))
+            await unpack_into(self, packed, self.resolve(path), timeout_s=timeout_s)
         else:
             data, status = await asyncio.to_thread(lambda: (local.read_bytes(), local.stat()))
             await self.write(path, data, mode=status.st_mode & 0o777, timeout_s=timeout_s)
@@ -337,8 +214,8 @@ class Sandbox(ABC):
             data = await self.read(path, timeout_s=timeout_s)
             await asyncio.to_thread(local.write_bytes, data)
             return
-        packed = await self._pack_inside(path, timeout_s)
-        await asyncio.to_thread(unpack_tree, packed, local, self._transfer_limit)
+        packed = await pack_folder(self, self.resolve(path), timeout_s=timeout_s)
+        await asyncio.to_thread(unpack_tree, packed, local, transfer_limit(self.spec))
 
     async def session(self, *, timeout_s: float = 30.0) -> ShellSession:
         """A persistent shell: `cd`, exports and background jobs live from call to call."""
@@ -351,7 +228,7 @@ class Sandbox(ABC):
 
     async def snapshot(self, *, timeout_s: float = 120.0) -> Snapshot:
         """The image and the work folder's files."""
-        return Snapshot(self.spec.image, await self._pack_inside(".", timeout_s))
+        return Snapshot(self.spec.image, await pack_folder(self, self.workdir, timeout_s=timeout_s))
 
     async def restore(self, snapshot: Snapshot, *, timeout_s: float = 120.0) -> None:
         """Make the work folder what it was at `snapshot`, of this or of another sandbox with the same image.
@@ -361,8 +238,8 @@ class Sandbox(ABC):
         if snapshot.image != self.spec.image:
             raise SandboxRequestError(f"a snapshot of image {snapshot.image!r} does not fit one of {self.spec.image!r}")
         await self.close_sessions()
-        await self._transfer('find "$1" -mindepth 1 -delete', self.workdir, timeout_s=timeout_s)
-        await self._unpack_inside(snapshot.work_tar, ".", timeout_s)
+        await empty_folder(self, self.workdir, timeout_s=timeout_s)
+        await unpack_into(self, snapshot.work_tar, self.workdir, timeout_s=timeout_s)
 
     async def close_sessions(self) -> None:
         for session in self._sessions:
@@ -372,135 +249,10 @@ class Sandbox(ABC):
     def resolve(self, path: str) -> str:
         """The absolute path that `path` names: relative to the work folder, which it may not leave but for `scratch`.
 
-        A link inside the sandbox may lead anywhere in it; nothing of the host is there.
-
         Raises:
             SandboxRequestError: a NUL byte, or it leaves.
         """
-        if "\0" in path or len(path) > 4096 or not _encodable(path):
-            raise SandboxRequestError("a path has a NUL byte, a lone surrogate or more than 4096 characters")
-        parts: list[str] = []
-        for part in (PurePosixPath(self.workdir) / path).parts[1:]:
-            if part == "..":
-                if not parts:
-                    raise SandboxRequestError(f"path {path!r} leaves the file system")
-                parts.pop()
-            else:
-                parts.append(part)
-        absolute = PurePosixPath("/", *parts)
-        if not any(absolute.is_relative_to(root) for root in (self.workdir, self.scratch)):
-            raise SandboxRequestError(f"path {path!r} is outside {self.workdir} and {self.scratch}")
-        return str(absolute)
-
-    @property
-    def _transfer_limit(self) -> int:
-        return self.spec.max_transfer_mib * MIB
-
-    def _check_size(self, size: int, what: str) -> None:
-        if size > self._transfer_limit:
-            raise SandboxRequestError(f"{what}: {size} bytes, above max_transfer_mib = {self.spec.max_transfer_mib}")
-
-    async def _pack_inside(self, path: str, timeout_s: float) -> bytes:
-        script = 'cd -- "$1" && tar -cf - . | head -c "$2"'
-        return await self._transfer(script, self.resolve(path), str(self._transfer_limit + 1), timeout_s=timeout_s)
-
-    async def _unpack_inside(self, packed: bytes, path: str, timeout_s: float) -> None:
-        # tar runs inside, with the sandbox's own rights: what an archive does there, any command could do.
-        script = 'mkdir -p -- "$1" && tar -xf - --no-same-owner -C "$1"'
-        await self._transfer(script, self.resolve(path), stdin=packed, timeout_s=timeout_s)
-
-    async def _transfer(self, script: str, *args: str, stdin: bytes = b"", timeout_s: float) -> bytes:
-        """Run a fixed script with the bytes' limit on its output; `args` reach it as "$1", "$2", never as code."""
-        stdout, stderr = bytearray(), BoundedOutput(4096)
-        limit = self._transfer_limit
-
-        def on_output(stream: int, data: bytes) -> None:
-            if stream == 2:
-                stderr.feed(data)
-            elif len(stdout) <= limit:
-                stdout.extend(data)
-
-        argv = ["/bin/sh", "-c", script, "sh", *args]
-        exit_code, duration_s, timed_out = await self._run(argv, on_output, timeout_s=timeout_s, stdin=stdin)
-        if timed_out:
-            # A pipe in the place of a file keeps whoever opens it waiting: then the sandbox itself still answers.
-            answers = (await self._run(["true"], lambda *_: None, timeout_s=_PROBE_S))[0] == 0
-            error = SandboxRequestError if answers else SandboxError
-            raise error(f"{args[0]}: the transfer did not end within {duration_s:.1f} s")
-        self._check_size(len(stdout), args[0])
-        if exit_code != 0:
-            raise SandboxRequestError(f"{args[0]}: {stderr.text().strip() or f'exit code {exit_code}'}")
-        return bytes(stdout)
-
-    async def _run(
-        self, argv: Sequence[str], on_output: OnOutput, *, timeout_s: float, **options: Any
-    ) -> tuple[int, float, bool]:
-        """Run to the end under a deadline: exit code, duration, whether the time ran out."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + timeout_s
-        for _ in range(_RETRIES):
-            try:
-                return await self._run_once(argv, on_output, timeout_s=max(0.1, until - loop.time()), **options)
-            except CommandNotStarted:
-                if not await self.alive():
-                    raise
-            await self.clear()  # what earlier commands left behind has taken all processes there may be
-        return await self._run_once(argv, on_output, timeout_s=max(0.1, until - loop.time()), **options)
-
-    async def _run_once(
-        self,
-        argv: Sequence[str],
-        on_output: OnOutput,
-        *,
-        timeout_s: float,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | None = None,
-    ) -> tuple[int, float, bool]:
-        if not argv or any("\0" in argument or not _encodable(argument) for argument in argv):
-            raise SandboxRequestError(f"a command needs a program, and no NUL or lone surrogate: {list(argv)!r:.200}")
-        check_env(env or {})
-        loop = asyncio.get_running_loop()
-        called = loop.time()
-        complaint = bytearray()
-
-        def heard(stream: int, data: bytes) -> None:
-            if stream == 2 and len(complaint) < len(_NO_FORK):
-                complaint.extend(data[: len(_NO_FORK)])
-            on_output(stream, data)
-
-        try:
-            async with asyncio.timeout(timeout_s + KILL_GRACE_S):
-                process = await self.spawn(
-                    argv, heard, stdin=bool(stdin), env=env, cwd=cwd, user=user, timeout_s=timeout_s
-                )
-        except TimeoutError:
-            raise SandboxError(f"{self}: no command could be started within {timeout_s:.3g} s; overloaded?") from None
-        started = loop.time()
-        killed = False
-        try:
-            if stdin:
-                process.write(stdin)
-                process.close_stdin()
-            await asyncio.wait([process.finished], timeout=called + timeout_s + KILL_GRACE_S - loop.time())
-            if not process.finished.done():
-                killed = True
-                process.kill()
-                await asyncio.wait([process.finished], timeout=called + timeout_s + DEADLINE_GRACE_S - loop.time())
-        finally:
-            # Cancelled, or killed without an end so far: ending goes on without the caller, who may call again.
-            if not process.finished.done():
-                process.kill()
-        duration_s = loop.time() - started
-        if killed and duration_s < timeout_s:
-            raise SandboxError(f"{self}: starting a command took {started - called:.1f} s of its {timeout_s:.3g} s")
-        if not process.finished.done():
-            return 137, duration_s, True
-        exit_code = process.finished.result()
-        if exit_code == 125 and complaint.startswith(_NO_FORK):
-            raise CommandNotStarted(f"{self}: {complaint.decode(errors='replace')}")
-        return exit_code, duration_s, killed or (exit_code in (124, 137) and duration_s >= timeout_s)
+        return resolve_path(path, workdir=self.workdir, scratch=self.scratch)
 
     async def post_mortem(self, exit_code: int) -> bool:
         """Whether a command that failed, not by its time limit, did so because a process was killed for memory.
@@ -519,12 +271,3 @@ class Sandbox(ABC):
 
     def __str__(self) -> str:
         return f"{self.kind} sandbox {self.id}"
-
-
-def _encodable(text: str) -> bool:
-    """Whether it can be an argument: models write lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from sparring.errors import SandboxError
-from sparring.sandbox.core import MIB, Sandbox, SandboxSpec, in_folder
+from sparring.sandbox.command import in_folder
+from sparring.sandbox.core import Sandbox
 from sparring.sandbox.daemon import ContainerGone, DockerDaemon
 from sparring.sandbox.docker_exec import DockerProcess
 from sparring.sandbox.egress import PROXY_ENV, Egress
@@ -18,6 +19,7 @@ from sparring.sandbox.owner import Owner
 from sparring.sandbox.process import OnOutput
 from sparring.sandbox.provider import SandboxProvider
 from sparring.sandbox.reaper import OWNER_LABEL, labels, reap
+from sparring.sandbox.spec import MIB, SandboxSpec
 
 __all__ = ["CONTAINER_ARGV", "DEFAULT_IMAGE", "DockerProvider", "DockerSandbox", "container_options"]
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sparring.errors import SandboxError
-from sparring.sandbox.core import DEADLINE_GRACE_S, ExecResult, SandboxRequestError
+from sparring.sandbox.command import DEADLINE_GRACE_S, ExecResult
 from sparring.sandbox.output import BoundedOutput
 from sparring.sandbox.process import Process
+from sparring.sandbox.request import SandboxRequestError
 
 if TYPE_CHECKING:
     from sparring.sandbox.core import Sandbox

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from sparring.errors import SandboxError
-from sparring.sandbox.core import Sandbox, SandboxSpec, in_folder
+from sparring.sandbox.command import in_folder
+from sparring.sandbox.core import Sandbox
 from sparring.sandbox.process import HostProcess, OnOutput
 from sparring.sandbox.provider import SandboxProvider
+from sparring.sandbox.spec import SandboxSpec
 
 __all__ = ["LocalProvider", "LocalSandbox"]
 

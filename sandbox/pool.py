@@ -10,7 +10,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from sparring.errors import SandboxError
-from sparring.sandbox.core import Sandbox, SandboxSpec
+from sparring.sandbox.core import Sandbox
+from sparring.sandbox.spec import SandboxSpec
 
 __all__ = ["SandboxPool"]
 

@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import ClassVar, Literal, Self, TypeAlias
 
 from sparring.errors import ConfigError, SandboxError
-from sparring.sandbox.core import Sandbox, SandboxSpec
+from sparring.sandbox.core import Sandbox
 from sparring.sandbox.pool import SandboxPool
+from sparring.sandbox.spec import SandboxSpec
 
 __all__ = ["SandboxKind", "SandboxProvider", "open_provider"]
 

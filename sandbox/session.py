@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, ClassVar
 from sparring.sandbox.live import Session
 
 if TYPE_CHECKING:
-    from sparring.sandbox.core import ExecResult, Sandbox
+    from sparring.sandbox.command import ExecResult
+    from sparring.sandbox.core import Sandbox
 
 __all__ = ["ShellSession"]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sparring.sandbox.core import Sandbox, SandboxRequestError
+from sparring.sandbox.core import Sandbox
+from sparring.sandbox.request import SandboxRequestError
 from sparring.sandbox.session import ShellSession
 from sparring.sandbox.tools.render import render_result
 

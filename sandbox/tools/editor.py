@@ -6,7 +6,9 @@ import asyncio
 import difflib
 import re
 
-from sparring.sandbox.core import MIB, Sandbox, SandboxRequestError
+from sparring.sandbox.core import Sandbox
+from sparring.sandbox.request import SandboxRequestError
+from sparring.sandbox.spec import MIB
 from sparring.sandbox.tools.render import shortened
 
 __all__ = ["EditorTool"]

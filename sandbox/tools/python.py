@@ -8,8 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
-from sparring.sandbox.core import Sandbox, SandboxRequestError
+from sparring.sandbox.core import Sandbox
 from sparring.sandbox.live import Session
+from sparring.sandbox.request import SandboxRequestError
 from sparring.sandbox.tools.render import render_result
 
 __all__ = ["PythonInterpreter", "PythonTool"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparring.sandbox.core import ExecResult
+from sparring.sandbox.command import ExecResult
 
 __all__ = ["render_result", "shortened"]
 
