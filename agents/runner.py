@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 import logging
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from gymnasium.envs.registration import load_env_creator
 from sparring.agents.policy import Outcome, Policy
 from sparring.envs import ChatEnv
 from sparring.errors import AgentError, BudgetExhausted, ConfigError, SparringError, described
+from sparring.spelling import did_you_mean
 from sparring.types import ChatClient, EpisodeResult, EpisodeSpec, Failure, RunEpisode, StopReason
 
 __all__ = ["make_env", "make_runner"]
@@ -59,9 +59,10 @@ def _check_arguments(env_id: str, env_kwargs: Mapping[str, Any]) -> None:
             break  # it hands nothing on to its bases
     for name in env_kwargs:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            advice = f"; did you mean {near[0]}?" if near else "."
-            raise ConfigError(f"environment {env_id!r} takes no {name!r}{advice} It takes {', '.join(known)}")
+            raise ConfigError(
+                f"environment {env_id!r} takes no {name!r}{did_you_mean(name, known) or '.'} "
+                f"It takes {', '.join(known)}"
+            )
 
 
 def make_runner(

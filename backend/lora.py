@@ -5,7 +5,6 @@ Its tensors are called `LAYER.lora_A.weight` (rank, in) and `LAYER.lora_B.weight
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sparring.config import LoraConfig
 from sparring.errors import ConfigError
+from sparring.spelling import did_you_mean
 
 __all__ = ["ADAPTER_FILE", "FILE_PREFIX", "adapted_layers", "check_lora", "read_adapter"]
 
@@ -44,10 +44,9 @@ def adapted_layers(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
             )
         if not found:
             known = sorted({name.rsplit(".", 1)[-1] for name, module in linear.items() if module is not head})
-            near = difflib.get_close_matches(target, known, n=1)
             raise ConfigError(
                 f"trainer.lora.target_modules names {target!r}, which no linear layer of a {type(model).__name__} is "
-                f"called; {f'did you mean {near[0]!r}? There' if near else 'there'} are {', '.join(known)}"
+                f"called{did_you_mean(target, known) or '.'} There are {', '.join(known)}"
             )
         chosen |= found
     return [name for name in linear if name in chosen]

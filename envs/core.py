@@ -8,7 +8,6 @@ that is why an episode gives the same reward however it is driven.
 from __future__ import annotations
 
 import atexit
-import difflib
 import inspect
 import json
 import logging
@@ -28,6 +27,7 @@ from sparring.envs.spaces import ChatText
 from sparring.envs.tasks import nearest_tasks
 from sparring.envs.tools import ToolBox, ToolError
 from sparring.errors import ConfigError, SparringError, TaskError, described
+from sparring.spelling import did_you_mean
 from sparring.types import Failure, Message, StopReason
 
 __all__ = ["ChatEnv"]
@@ -341,8 +341,7 @@ class ChatEnv(gymnasium.Env[str, str | Message]):
         chosen = options.pop("task_id", self._fixed_task_id)
         if options:
             unknown = next(iter(options))
-            near = difflib.get_close_matches(unknown, ["task_id"])
-            raise ConfigError(f"reset has no option {unknown!r}{'; did you mean task_id?' if near else ''}")
+            raise ConfigError(f"reset has no option {unknown!r}{did_you_mean(unknown, ['task_id'])}")
         if chosen is None:
             ids = self.task_ids(self.split)
             if not ids:

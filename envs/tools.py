@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import json
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparring.errors import ConfigError
+from sparring.spelling import did_you_mean
 
 __all__ = ["Tool", "ToolBox", "ToolError", "ToolFunction"]
 
@@ -78,8 +78,7 @@ def _unknown_tool(name: str, known: Iterable[str]) -> str:
     names = list(known)
     if not names:
         return f"there is no tool {_shorten(name)}: this task has no tools"
-    near = difflib.get_close_matches(name[:100], names, n=1)
-    return f"there is no tool {_shorten(name)}{f'; did you mean {near[0]}?' if near else ''} Tools: {', '.join(names)}."
+    return f"there is no tool {_shorten(name)}{did_you_mean(name, names) or '.'} Tools: {', '.join(names)}."
 
 
 def _shorten(value: Any) -> str:
@@ -156,8 +155,7 @@ def _explain(problem: Mapping[str, Any], known: Iterable[str]) -> str:
     if problem["type"] == "missing":
         return f"argument {where!r} is missing"
     if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(where, list(known), n=1)
-        return f"there is no argument {where!r}{f', did you mean {near[0]!r}?' if near else ''}"
+        return f"there is no argument {where!r}{did_you_mean(where, known)}"
     return f"argument {where!r}: {problem['msg']}, got {_shorten(problem['input'])}"
 
 

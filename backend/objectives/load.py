@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +21,7 @@ from sparring.backend.objectives.rloo import rloo
 from sparring.backend.objectives.sapo import sapo
 from sparring.errors import ConfigError
 from sparring.plugins import load_attribute
+from sparring.spelling import did_you_mean
 
 __all__ = ["OBJECTIVES", "load_objective"]
 
@@ -39,10 +39,10 @@ def load_objective(name: str, kwargs: Mapping[str, Any]) -> Objective:
     """
     make = load_attribute(name, "objective.name") if ":" in name else OBJECTIVES.get(name)
     if make is None:
-        near = difflib.get_close_matches(name, OBJECTIVES, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        known = ", ".join(OBJECTIVES)
-        raise ConfigError(f"objective.name={name!r} is unknown: {hint}There are {known}, or 'file.py:function'")
+        raise ConfigError(
+            f"objective.name={name!r} is unknown{did_you_mean(name, OBJECTIVES) or '.'} "
+            f"There are {', '.join(OBJECTIVES)}, or 'file.py:function'"
+        )
     try:
         objective = make(**kwargs)
     except TypeError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from sparring.config import RunConfig
 from sparring.errors import ConfigError
+from sparring.spelling import nearest
 
 __all__ = ["LoadedConfig", "keys_like", "load_config", "make_config"]
 
@@ -163,7 +163,7 @@ def keys_like(key: str) -> list[str]:
     """The keys whose last name is that of `key`; else the one that is spelt most like it, if any is."""
     known = list(_schema_keys(RunConfig, ""))
     by_last_name = [k for k in known if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
-    return by_last_name or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return by_last_name or [near for near in [nearest(key, known)] if near is not None]
 
 
 def _unknown_key(key: str, origins: Mapping[str, str]) -> str:

@@ -54,7 +54,7 @@ async def test_results_that_are_no_text_become_json():
     [
         ("serch", {}, "there is no tool 'serch'; did you mean search? Tools: search."),
         ("search", {}, "argument 'query' is missing. Usage: search(query: str"),
-        ("search", {"query": "a", "limits": 1}, "there is no argument 'limits', did you mean 'limit'?"),
+        ("search", {"query": "a", "limits": 1}, "there is no argument 'limits'; did you mean limit?"),
         ("search", {"query": 3}, "argument 'query': Input should be a valid string, got 3"),
         ("search", {"query": "a", "order": "up"}, "argument 'order': Input should be 'new' or 'old', got 'up'"),
         ("search", "{", "not valid JSON"),

@@ -77,7 +77,7 @@ def test_rejection_does_not_change_the_normaliser(kit):
 
 
 def test_an_unknown_objective_names_the_nearest():
-    with pytest.raises(ConfigError, match="'defualt' is unknown: did you mean 'default'"):
+    with pytest.raises(ConfigError, match="'defualt' is unknown; did you mean default"):
         load_objective("defualt", {})
 
 

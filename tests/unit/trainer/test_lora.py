@@ -323,7 +323,7 @@ def test_a_kl_to_the_start_trains(make_trainer):
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        (["q_prj"], r"names 'q_prj'.*did you mean 'q_proj'\? There are down_proj, gate_proj"),
+        (["q_prj"], r"names 'q_prj'.*did you mean q_proj\? There are down_proj, gate_proj"),
         (["q_proj", "lm_head"], "names the head, 'lm_head'"),
         (["embed_tokens"], "names 'embed_tokens', which no linear layer"),
     ],
