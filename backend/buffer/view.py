@@ -84,10 +84,9 @@ class BufferView:
         )
         return [_episode_row(row) for row in rows]
 
-    def count(self, *, state: str | None = None) -> int:
-        """How many episodes there are, in all or in this state."""
-        where, parameters = ("WHERE state = ?", (state,)) if state is not None else ("", ())
-        return int(self._query(f"SELECT count(*) FROM trajectories {where}", parameters)[0][0])
+    def counts(self) -> dict[str, int]:
+        """How many episodes are in each state that there is one in."""
+        return {row[0]: row[1] for row in self._query("SELECT state, count(*) FROM trajectories GROUP BY state")}
 
     def episode(self, episode_id: str) -> EpisodeRow:
         """The row of one episode.

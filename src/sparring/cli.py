@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from sparring.errors import ConfigError, SparringError
+from sparring.spelling import did_you_mean
 from sparring.types import EPISODE_STATES
 
 if TYPE_CHECKING:
@@ -60,8 +61,18 @@ def _hint(rest: Sequence[str], argv: Sequence[str] | None, arguments: argparse.N
     return f"; a key of the configuration is set as KEY=VALUE: {' or '.join(keys)}" if keys else ""
 
 
+class _Parser(argparse.ArgumentParser):
+    """Answers a misspelt command, or another choice, with the nearest that there is; its subparsers do, too."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            names = [str(choice) for choice in action.choices]
+            hint = did_you_mean(str(value), names) or "."
+            raise argparse.ArgumentError(action, f"there is no {value!r}{hint} Choose from {', '.join(names)}")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="sparring", description="Environments for language-model agents, and the RL backend that trains them."
     )
     parser.add_argument("--version", action="version", version=f"sparring {version('sparring')}")
@@ -105,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     temperature.add_argument("--greedy", action="store_const", const=0.0, dest="temperature")
     evaluation.add_argument("--policy", help="'native' or file.py:factory (default: the run's, or native)")
     evaluation.add_argument("--out", metavar="FILE.jsonl", help="every episode; a half-done file is taken up again")
+    _add_overwrite(evaluation, "begin the file of --out anew")
     evaluation.add_argument(
         "--base-url", metavar="URL", help="OpenAI-compatible endpoint, such as http://localhost:8000/v1"
     )
@@ -135,7 +147,8 @@ def _parser() -> argparse.ArgumentParser:
     exporting.add_argument("run", help="run folder, such as runs/quickstart")
     exporting.add_argument("--format", choices=("chat", "tokens"), default="chat", help="default: %(default)s")
     exporting.add_argument("--min-reward", type=float, required=True, metavar="R", help="only episodes with so much")
-    exporting.add_argument("--out", required=True, metavar="FILE.jsonl")
+    exporting.add_argument("--out", required=True, metavar="FILE.jsonl", help="a new file")
+    _add_overwrite(exporting, "replace the file, if it is there")
     exporting.set_defaults(command=_export)
 
     sft = commands.add_parser("sft", help="fine-tune a model on a run's rewarded episodes: rejection sampling")
@@ -160,7 +173,8 @@ def _parser() -> argparse.ArgumentParser:
     imports = commands.add_parser("import", help="bring a model in").add_subparsers(required=True, metavar="gguf")
     gguf = imports.add_parser("gguf", help="write a GGUF file as a Hugging Face folder")
     gguf.add_argument("file")
-    gguf.add_argument("out")
+    gguf.add_argument("out", help="a new folder")
+    _add_overwrite(gguf, "replace the model in the folder, if it is there")
     gguf.set_defaults(command=_import_gguf)
 
     doctor = commands.add_parser("doctor", help="report what sandboxes this machine can run, measured")
@@ -172,11 +186,16 @@ def _parser() -> argparse.ArgumentParser:
 def _add_fine_tuning(parser: argparse.ArgumentParser, *, learning_rate: float, batch_size: int) -> None:
     parser.add_argument("run", help="run folder, such as runs/quickstart; it is read alone, and may be running")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="the model's Hugging Face folder, a new one")
+    _add_overwrite(parser, "replace the model in the folder, if it is there")
     parser.add_argument("--model", metavar="MODEL", help="to start from (default: the one that the run started from)")
     parser.add_argument("--epochs", type=int, default=1, metavar="N", help="default: %(default)s")
     parser.add_argument("--learning-rate", type=float, default=learning_rate, metavar="X", help="default: %(default)s")
     parser.add_argument("--batch-size", type=int, default=batch_size, metavar="N", help="a step (default: %(default)s)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=_OVERRIDES)
+
+
+def _add_overwrite(parser: argparse.ArgumentParser, meaning: str) -> None:
+    parser.add_argument("--overwrite", action="store_true", help=meaning)
 
 
 class _AddEnv(argparse.Action):
@@ -216,6 +235,7 @@ def _eval(arguments: argparse.Namespace) -> int:
             temperature=arguments.temperature,
             policy=arguments.policy,
             out=Path(arguments.out) if arguments.out else None,
+            overwrite=arguments.overwrite,
             base_url=arguments.base_url,
             api_key_env=arguments.api_key_env,
             deadline_s=arguments.deadline,
@@ -275,9 +295,12 @@ def _export(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
     from sparring.export import export
+    from sparring.fates import fates
 
-    count = export(arguments.run, arguments.format, arguments.min_reward, Path(arguments.out))
-    print(f"wrote {count} lines to {arguments.out}")
+    out = Path(arguments.out)
+    lines, episodes = export(arguments.run, arguments.format, arguments.min_reward, out, overwrite=arguments.overwrite)
+    told = sys.stdout if out.is_file() else sys.stderr  # else the lines may be going to standard output
+    print(f"wrote {lines} lines of {sum(episodes.values())} episodes to {out}: {fates(episodes)}", file=told)
     return 0
 
 
@@ -306,6 +329,7 @@ def _fine_tuning(arguments: argparse.Namespace) -> FineTuning:
     return FineTuning(
         run=arguments.run,
         out=Path(arguments.out),
+        overwrite=arguments.overwrite,
         model=arguments.model,
         epochs=arguments.epochs,
         learning_rate=arguments.learning_rate,
@@ -317,10 +341,16 @@ def _fine_tuning(arguments: argparse.Namespace) -> FineTuning:
 def _import_gguf(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
+    from sparring.backend.folders import written_aside
+    from sparring.outputs import check_new_folder, writing
+
+    out = Path(arguments.out)
+    check_new_folder(out, overwrite=arguments.overwrite, argument="OUT")
     from sparring.backend.models import import_gguf
 
-    import_gguf(Path(arguments.file), Path(arguments.out))
-    print(f"wrote {arguments.out}")
+    with writing(out, argument="OUT"), written_aside(out) as partial:
+        import_gguf(Path(arguments.file), partial)
+    print(f"wrote {out}")
     return 0
 
 

@@ -49,8 +49,6 @@ class Display:
     def __enter__(self) -> Self:
         if self._live:
             self._live.start()
-        else:
-            self._console.print("  ".join(f"{heading:>9}" for heading in _COLUMNS), highlight=False)
         return self
 
     def __exit__(
@@ -72,6 +70,8 @@ class Display:
         """Show a record of `metrics.jsonl`; evaluations come through `evaluation`."""
         if metrics["kind"] != "step":
             return
+        if not self._live and not self._rows:  # not before, or the lines of a start would stand between it and the rows
+            self._console.print("  ".join(f"{heading:>9}" for heading in _COLUMNS), highlight=False)
         self._rows.append(metrics)
         self._status = f"training, step {metrics['step']:.0f} of {self._total}"
         if self._live:

@@ -10,12 +10,18 @@ from typing import Any, TextIO
 
 from sparring.errors import ConfigError
 from sparring.evaluation import EvalEpisode
+from sparring.outputs import writing
 
 __all__ = ["EvalLog"]
+
+_BEGINNING = '{"evaluation": '
 
 
 class EvalLog:
     """Appends episodes, and knows those that an earlier, interrupted evaluation left. Without a path, memory alone.
+
+    Args:
+        overwrite: forget what the file holds.
 
     Attributes:
         episodes: by environment, task and sample; the last one where an episode was played again.
@@ -24,18 +30,19 @@ class EvalLog:
         ConfigError: the file is of another evaluation, is none, is being written, or cannot be.
     """
 
-    def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path | None, settings: Mapping[str, Any], *, overwrite: bool = False) -> None:
         self.path = path
         self.episodes: dict[tuple[str, str, int], EvalEpisode] = {}
         self._file: TextIO | None = None
         if path is None:
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--out: cannot write {path}: {error.strerror}") from error
         try:
+            _lock(self._file, path)
+            if overwrite:
+                self._file.truncate(0)
             self._take_up(self._file, path, settings)
         except BaseException:
             self._file.close()
@@ -51,31 +58,41 @@ class EvalLog:
             self._file.close()
 
     def _take_up(self, file: TextIO, path: Path, settings: Mapping[str, Any]) -> None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"--out: another evaluation is writing {path}") from error
         file.seek(0)
-        text = file.read()
-        whole = text[: text.rfind("\n") + 1]  # a killed process may leave half a line
+        try:
+            text = file.read()
+            if not text.startswith(_BEGINNING[: len(text)]):
+                raise ValueError(f"it begins with {text[: len(_BEGINNING)]!r}")
+            whole = text[: text.rfind("\n") + 1]  # a killed process may leave half a line
+            rows = [json.loads(line) for line in whole.splitlines()]
+            before = rows[0]["evaluation"] if rows else None
+            episodes = [EvalEpisode(**row) for row in rows[1:]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"--out: {path} holds something else than an evaluation: {error!r}; choose another file, or add "
+                "--overwrite"
+            ) from error
         file.truncate(len(whole.encode()))
-        if not whole:
+        if before is None:
             self._write({"evaluation": settings})
             return
-        try:
-            header, *rows = map(json.loads, whole.splitlines())
-            before = header["evaluation"]
-            episodes = [EvalEpisode(**row) for row in rows]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"--out: {path} holds something else than an evaluation: {error!r}") from error
         if changed := _changes(before, json.loads(json.dumps(settings))):
-            raise ConfigError(f"--out: {path} holds an evaluation with {changed}; choose another file, or delete it")
+            raise ConfigError(
+                f"--out: {path} holds an evaluation with {changed}; choose another file, or add --overwrite"
+            )
         self.episodes = {(e.env, e.task_id, e.sample): e for e in episodes}
 
     def _write(self, row: Mapping[str, Any]) -> None:
         if self._file is not None:
             self._file.write(json.dumps(row) + "\n")
             self._file.flush()
+
+
+def _lock(file: TextIO, path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ConfigError(f"--out: another evaluation is writing {path}") from error
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

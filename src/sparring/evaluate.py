@@ -46,6 +46,7 @@ class EvalRequest:
         episodes: of each environment, in all; None: each task of the split `samples` times.
         temperature: None: greedy where a task is tried once, else the run's.
         out: JSONL, taken up again where it is half done.
+        overwrite: begin it anew instead.
         overrides: dotted, over the configuration.
     """
 
@@ -57,6 +58,7 @@ class EvalRequest:
     temperature: float | None = None
     policy: str | None = None
     out: Path | None = None
+    overwrite: bool = False
     base_url: str | None = None
     api_key_env: str = "OPENAI_API_KEY"
     deadline_s: float | None = None
@@ -79,7 +81,7 @@ def evaluate(request: EvalRequest) -> int:
     envs = request.envs or subject.config.env.parts
     plans = [_plan(env, request, subject.config.seed) for env in envs]
     sampling = _sampling(request, subject)
-    log = EvalLog(request.out, _settings(request, subject, sampling))
+    log = EvalLog(request.out, _settings(request, subject, sampling), overwrite=request.overwrite)
     set_torch_environment(subject.config)
     try:
         with sigterm_as_interrupt():
@@ -273,6 +275,8 @@ async def _watch(engine: Engine | None) -> None:
 def _check(request: EvalRequest) -> None:
     if request.samples < 1 or (request.episodes is not None and request.episodes < 1) or request.concurrency < 1:
         raise ConfigError("--episodes, --k and --concurrency are at least 1")
+    if request.overwrite and request.out is None:
+        raise ConfigError("--overwrite begins the file of --out anew: name it")
     if request.episodes is not None and request.episodes % request.samples:
         raise ConfigError(
             f"--episodes {request.episodes} is no multiple of --k {request.samples}, the tries of each task"

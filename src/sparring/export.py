@@ -3,38 +3,47 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sparring.agents.runner import make_env
 from sparring.backend.buffer import BufferView
 from sparring.backend.buffer.harvest import nothing_left, training_rows
 from sparring.config_file import load_config
 from sparring.errors import ConfigError, SparringError
+from sparring.outputs import check_new_file, writing
 from sparring.run_dir import RunDirectory
 from sparring.types import TokenSequence, Trajectory
 
-__all__ = ["export"]
+__all__ = ["Exported", "export"]
 
 
-def export(run: str, form: Literal["chat", "tokens"], min_reward: float, out: Path) -> int:
+class Exported(NamedTuple):
+    """How much was written: lines, and episodes by what became of them in the run."""
+
+    lines: int
+    episodes: Mapping[str, int]
+
+
+def export(
+    run: str, form: Literal["chat", "tokens"], min_reward: float, out: Path, *, overwrite: bool = False
+) -> Exported:
     """Write the training episodes that did not fail and have this reward at least, the oldest first; those that were
     pruned have nothing left to write.
 
     "chat": one line an episode, `messages` and `tools` in OpenAI's format. "tokens": one line a sequence, exactly as it
     was sampled; for models with the same tokenizer. Held-out episodes are never among them.
 
-    Returns:
-        How many lines were written.
-
     Raises:
-        ConfigError: `run` is no run folder, or `out` cannot be written.
+        ConfigError: `run` is no run folder, or `out` cannot be written, or is there already.
         TaskError: no episode has that reward, with the greatest that one has; or all that do were pruned.
     """
     directory = RunDirectory(Path(run))
     if not directory.buffer.is_file():
         raise ConfigError(f"{run} is no run folder: it holds no {directory.buffer.name}")
+    check_new_file(out, overwrite=overwrite)
     tools = _tools(directory)
     count = 0
     with BufferView(directory.buffer) as buffer:
@@ -43,16 +52,13 @@ def export(run: str, form: Literal["chat", "tokens"], min_reward: float, out: Pa
         chosen = [row for row in good if not row.pruned]
         if not chosen:
             raise nothing_left(buffer, f"has a reward of {min_reward:g}", rows, good)
-        try:
-            with out.open("w", encoding="utf-8") as file:
-                for row in chosen:
-                    trajectory = buffer.trajectory(row.episode_id)
-                    for line in _lines(trajectory, form, tools.get(trajectory.env_id, [])):
-                        file.write(json.dumps(line) + "\n")
-                        count += 1
-        except OSError as error:
-            raise ConfigError(f"--out: cannot write {out}: {error.strerror}") from error
-    return count
+        with writing(out), out.open("w", encoding="utf-8") as file:
+            for row in chosen:
+                trajectory = buffer.trajectory(row.episode_id)
+                for line in _lines(trajectory, form, tools.get(trajectory.env_id, [])):
+                    file.write(json.dumps(line) + "\n")
+                    count += 1
+    return Exported(count, Counter(row.state for row in chosen))
 
 
 def _lines(trajectory: Trajectory, form: str, tools: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

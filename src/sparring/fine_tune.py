@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from sparring.config import RunConfig
 from sparring.config_file import load_config
 from sparring.display import supervised_progress
 from sparring.errors import ConfigError
+from sparring.outputs import check_new_folder, writing
 from sparring.run_dir import RunDirectory
 from sparring.wiring import set_torch_environment
 
@@ -31,6 +30,7 @@ class FineTuning:
     Attributes:
         run: whose buffer is read. Nothing in it is changed, and it may be running.
         out: the Hugging Face folder to write; `fine_tuning.json` in it says what it was made of.
+        overwrite: replace the model that is there.
         model: to start from; None: the one that the run started from, after its warm start.
         overrides: dotted, over the run's configuration.
     """
@@ -42,6 +42,7 @@ class FineTuning:
     learning_rate: float
     batch_size: int
     overrides: tuple[str, ...] = ()
+    overwrite: bool = False
 
 
 def sft(request: FineTuning, *, min_reward: float, per_task: int | None) -> int:
@@ -142,8 +143,7 @@ def _open(request: FineTuning) -> tuple[RunDirectory, RunConfig]:
     directory = RunDirectory(Path(request.run))
     if not directory.buffer.is_file():
         raise ConfigError(f"{request.run} is no run folder: it holds no {directory.buffer.name}")
-    if request.out.exists():
-        raise ConfigError(f"--out: {request.out} exists already; choose another folder, or delete it")
+    check_new_folder(request.out, overwrite=request.overwrite)
     if request.epochs < 1 or request.batch_size < 1 or not 0 < request.learning_rate < math.inf:
         raise ConfigError("--epochs and --batch-size are at least 1, --learning-rate above 0")
     config = load_config(directory.config, request.overrides).config
@@ -189,17 +189,9 @@ def _write(
         "batch_size": request.batch_size,
         **about,
     }
-    with _told(request.out), written_aside(request.out) as partial:
+    with writing(request.out), written_aside(request.out) as partial:
         save_model(partial, model, tokenizer, torch.bfloat16)
         (partial / "fine_tuning.json").write_text(json.dumps(made_of, indent=1))
-
-
-@contextlib.contextmanager
-def _told(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"--out: cannot write {out}: {error.strerror}") from error
 
 
 def _console() -> Console:

@@ -8,6 +8,7 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +17,7 @@ from rich.text import Text
 from sparring.backend.buffer import BufferView
 from sparring.curve import plot_curve
 from sparring.evaluation import EvalEpisode, EvalSummary, read_episodes, summarise
+from sparring.fates import fates
 from sparring.run_dir import RunDirectory
 from sparring.transcript import said
 
@@ -25,10 +27,11 @@ _FAILURES_READ = 200
 _MESSAGE_WIDTH = 300
 
 
-def write_report(directory: RunDirectory, title: str, *, staleness: int, wall_s: float) -> None:
+def write_report(directory: RunDirectory, title: str, *, staleness: int, keep_best: int, wall_s: float) -> None:
     """Write the curve and, last, the summary, from the run's own files.
 
     Args:
+        keep_best: so many checkpoints were kept for their evaluations.
         wall_s: seconds since this process began the run or went on with it.
     """
     records = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
@@ -39,6 +42,8 @@ def write_report(directory: RunDirectory, title: str, *, staleness: int, wall_s:
     first, last = summaries[0], summaries[-1]
     rewards = [r.get("reward", math.nan) for r in steps]  # none where a resumed step found all its groups in the buffer
     plot_curve(directory.curve, title, [r["step"] for r in steps], rewards, summaries)
+    with BufferView(directory.buffer) as buffer:
+        counts = buffer.counts()
     summary = {
         "steps": last.step,
         "before": dataclasses.asdict(first),
@@ -48,8 +53,8 @@ def write_report(directory: RunDirectory, title: str, *, staleness: int, wall_s:
         "wall_s": wall_s,
         "staleness": staleness,
         "max_lag": int(max(r["lag/max"] for r in steps)),
-        "episodes": int(sum(r["episodes"] for r in steps)),
-        "failures": int(sum(r["failures"] for r in steps)),
+        "best": _best(directory, summaries, keep_best),
+        "episodes": counts,
         "conversation": _conversation(episodes[first.step], episodes[last.step]),
     }
     directory.summary.write_text(json.dumps(summary, indent=1))
@@ -58,6 +63,8 @@ def write_report(directory: RunDirectory, title: str, *, staleness: int, wall_s:
 def print_report(console: Console, directory: RunDirectory) -> None:
     """Print the summary of a finished run."""
     summary = json.loads(directory.summary.read_text())
+    with BufferView(directory.buffer) as buffer:
+        counts = buffer.counts()
     for when, lines in summary["conversation"].items():
         console.print(f"\nOne held-out task, {when} training:", style="bold", highlight=False)
         for line in lines:
@@ -78,15 +85,31 @@ def print_report(console: Console, directory: RunDirectory) -> None:
     console.print(
         f"\ntraining took {summary['train_s']:.0f} s for {summary['steps']} steps, start-up, evaluations that "
         f"it waited for and the last checkpoint aside ({summary['wall_s']:.0f} s with them)\n"
-        f"the version lag was at most {summary['max_lag']} (bound η = {summary['staleness']}); "
-        f"{summary['episodes']} episodes, {summary['failures']} failed attempts\n"
+        f"the version lag was at most {summary['max_lag']} (bound η = {summary['staleness']})\n"
+        f"episodes: {fates(counts)}\n"
+        f"{_best_line(summary.get('best', ()))}"
         f"files: {directory.model}/ (Hugging Face folder), {directory.metrics}, {directory.curve}\n"
         f"every episode: sparring view {directory.root}",
         highlight=False,
         soft_wrap=True,
     )
-    if summary["failures"]:
+    if counts.get("failed"):
         console.print(Text(_failures(directory)), soft_wrap=True)
+
+
+def _best(directory: RunDirectory, summaries: Sequence[EvalSummary], keep_best: int) -> list[dict[str, Any]]:
+    """The checkpoints that stand for their evaluations, as the trainer ranks them: the earlier at equal reward."""
+    ranked = sorted((s for s in summaries if s.step > 0), key=lambda s: (-s.reward, s.step))[:keep_best]
+    return [
+        {"checkpoint": str(directory.checkpoint(s.step)), "reward": s.reward, "success": s.success}
+        for s in ranked
+        if directory.checkpoint(s.step).is_dir()
+    ]
+
+
+def _best_line(best: Sequence[Mapping[str, Any]]) -> str:
+    named = [f"{b['checkpoint']} (held-out reward {b['reward']:.3f}, {b['success']:.1%} solved)" for b in best]
+    return f"best of the evaluated checkpoints: {', '.join(named)}\n" if named else ""
 
 
 def _failures(directory: RunDirectory) -> str:

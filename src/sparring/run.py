@@ -148,7 +148,11 @@ class _Run:
         trainer.write_model(self.directory.model, self.chat.template, adapter=self.directory.adapter)
         title = f"{self.config.model.path} on {self.config.env.title}"
         write_report(
-            self.directory, title, staleness=self.config.rollout.staleness, wall_s=time.monotonic() - self._began
+            self.directory,
+            title,
+            staleness=self.config.rollout.staleness,
+            keep_best=self.config.trainer.keep_best,
+            wall_s=time.monotonic() - self._began,
         )
 
     def _keep(self, step: int, logprobs: Mapping[str, Sequence[NDArray[np.float32]]]) -> None:

@@ -52,10 +52,13 @@ class RunDirectory:
         """What was trained of it, where that is an adapter alone: a folder in PEFT's format."""
         return self.root / "adapter"
 
+    def checkpoint(self, step: int) -> Path:
+        return self.root / f"checkpoint-{step}"
+
     @property
     def newest_model(self) -> Path | None:
         """The trained model, or the last checkpoint while there is none: a Hugging Face folder, or an adapter's."""
-        checkpoints = [self.root / f"checkpoint-{step}" for step in reversed(self._checkpoint_steps)]
+        checkpoints = [self.checkpoint(step) for step in reversed(self._checkpoint_steps)]
         whole = [f for f in (self.model, *checkpoints) if f.is_dir()]  # they are written aside
         return next(iter(whole), None)
 
@@ -136,6 +139,7 @@ _FREE_KEYS = (
     "trainer.keep_best",
     "trainer.report_to",
     "trainer.threads",
+    "trainer.sharding",
     "eval.every",
     "eval.during_training",
     "engine.threads",

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from sparring.backend.buffer import BufferView, EpisodeRow
 from sparring.errors import ConfigError
+from sparring.fates import fates
 from sparring.run_dir import RunDirectory
 from sparring.token_tables import make_decoder, show_tokens, show_turns
 from sparring.transcript import said
@@ -71,15 +72,17 @@ def _list(console: Console, buffer: BufferView, state: str | None, limit: int) -
             *([Text(textwrap.shorten(failure.message, _MESSAGE_WIDTH), style="red")] if failure else []),
         )
     kind = "episodes" if state is None else f"{state} episodes"
-    count = buffer.count(state=state)
+    counts = buffer.counts()
+    count = sum(counts.values()) if state is None else counts.get(state, 0)
     if rows:
         console.print(table)
     if not count:
         console.print(f"no {kind} yet", highlight=False)
-    elif len(rows) < count:
-        console.print(f"{len(rows)} of {count} {kind}, the newest; --limit N, --state NAME", highlight=False)
     else:
-        console.print(f"{count} {kind}", highlight=False)
+        shown = f"{len(rows)} of {count} {kind}, the newest; --limit N, --state NAME"
+        console.print(shown if len(rows) < count else f"{count} {kind}", highlight=False)
+    if count and state is None:
+        console.print(f"in all: {fates(counts)}", highlight=False)
 
 
 def _show_pruned(console: Console, row: EpisodeRow) -> None:

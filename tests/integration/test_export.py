@@ -67,7 +67,7 @@ async def test_rewarded_training_episodes_come_back_as_they_were_sampled(run, ch
     for form in ("chat", "tokens"):
         out = tmp_path / f"{form}.jsonl"
         assert main(["export", str(run), "--format", form, "--min-reward", "1", "--out", str(out)]) == 0
-        assert "wrote 2 lines" in capsys.readouterr().out
+        assert f"wrote 2 lines of 2 episodes to {out}: 2 left in the buffer" in capsys.readouterr().out
         rows = [json.loads(line) for line in out.read_text().splitlines()]
         assert [(row["task_id"], row["reward"]) for row in rows] == [("train/0", 1.0), ("train/2", 1.0)]
         sequences[form] = await read_sequences(out, chat, max_length=512)
@@ -90,6 +90,19 @@ def test_a_reward_that_none_has_is_an_error_that_names_the_best(run, tmp_path, c
     assert main(["export", str(run), "--min-reward", "2", "--out", str(out)]) == 2
     assert "none of the 3 training episodes" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_a_file_that_is_there_is_replaced_only_when_told_to(run, tmp_path, capsys):
+    out = tmp_path / "mine.jsonl"
+    out.write_text("precious\n")
+    command = ["export", str(run), "--min-reward", "1", "--out", str(out)]
+    assert main(command) == 2
+    assert f"--out: {out} exists already; choose another file, or add --overwrite" in capsys.readouterr().err
+    assert out.read_text() == "precious\n"
+    assert main([*command, "--overwrite"]) == 0
+    assert len(out.read_text().splitlines()) == 2
+    assert main(["export", str(run), "--min-reward", "1", "--out", "/dev/null"]) == 0
+    assert "wrote 2 lines" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path, capsys):

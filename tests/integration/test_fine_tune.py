@@ -104,7 +104,10 @@ def test_rejection_sampling_learns_what_was_rewarded(run, tiny_qwen3, chat, tmp_
     assert (about["method"], about["sequences"], len(about["losses"])) == ("sft", TASKS, 30)
     assert ledger(run) == fates
     assert main(command) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "exists already; choose another folder, or add --overwrite" in capsys.readouterr().err
+    (out / "fine_tuning.json").unlink()
+    assert main([*command[:-1], "1", "--overwrite"]) == 0
+    assert (out / "fine_tuning.json").is_file()
 
 
 def test_preference_pairs_teach_to_tell_good_from_bad(run, tiny_qwen3, tmp_path, capsys):

@@ -7,7 +7,8 @@ from rich.console import Console
 
 from sparring.backend.buffer import GroupSpec, TrajectoryBuffer
 from sparring.cli import main
-from sparring.report import print_report
+from sparring.evaluation import EvalEpisode, write_episodes
+from sparring.report import print_report, write_report
 from sparring.run_dir import RunDirectory
 from sparring.types import Failure, StopReason, Trajectory
 
@@ -63,8 +64,10 @@ def test_a_list_without_failures_has_no_column_for_them(run, capsys):
 
 
 def test_a_cut_list_says_so_and_a_whole_one_how_long_it_is(run, capsys):
-    assert shown(capsys, str(run.root), "--limit", "2").endswith("2 of 7 episodes, the newest; --limit N, --state NAME")
-    assert shown(capsys, str(run.root)).endswith("7 episodes")
+    fates = "in all: 3 left in the buffer, 4 failed"
+    cut = shown(capsys, str(run.root), "--limit", "2")
+    assert cut.endswith(f"2 of 7 episodes, the newest; --limit N, --state NAME {fates}")
+    assert shown(capsys, str(run.root)).endswith(f"7 episodes {fates}")
     assert shown(capsys, str(run.root), "--state", "failed").endswith("4 failed episodes")
     assert shown(capsys, str(run.root), "--state", "expired") == "no expired episodes yet"
 
@@ -77,17 +80,45 @@ def test_a_state_that_is_none_is_refused_with_those_there_are(run, capsys):
     assert all(state in error for state in ("nonsense", "consumed", "failed", "evaluation"))
 
 
-def test_a_runs_report_names_the_commonest_failure_and_where_the_others_are(run):
-    evaluation = {"step": 0, "episodes": 1, "failed": 0, "success": 1.0, "low": 0.0, "high": 1.0, "reward": 1.0}
-    summary = {
-        **{"steps": 1, "train_s": 1.0, "wall_s": 1.0, "staleness": 1, "max_lag": 0, "episodes": 7, "failures": 4},
-        **{"before": evaluation, "after": evaluation, "conversation": {}},
-    }
-    run.summary.write_text(json.dumps(summary))
-    console = Console(width=160)
-    with console.capture() as capture:
-        print_report(console, run)
-    lines = capture.get().splitlines()
+@pytest.fixture
+def report(run):
+    """The last lines of that run, had it been trained, with rewards at its steps' evaluations."""
+
+    def _report(rewards, keep_best=0) -> list[str]:
+        steps = [{"kind": "step", "step": 4, "reward": 0.2, "time/step_s": 1.0, "lag/max": 1}]
+        evaluations = [{"kind": "evaluation", "step": step} for step in rewards]
+        run.metrics.write_text("".join(json.dumps(record) + "\n" for record in [*steps, *evaluations]))
+        for step, reward in rewards.items():
+            message = {"role": "assistant", "content": "x"}
+            solved = EvalEpisode("mine/X-v0", "test/0", reward, solved=reward >= 0.5, turns=1, messages=(message,))
+            write_episodes(run.evaluation(step), [solved])
+        write_report(run, "a run", staleness=1, keep_best=keep_best, wall_s=2.0)
+        console = Console(width=160)
+        with console.capture() as capture:
+            print_report(console, run)
+        return capture.get().splitlines()
+
+    return _report
+
+
+def test_a_runs_report_counts_episodes_as_the_other_commands_do(report):
+    assert "episodes: 3 left in the buffer, 4 failed" in report({0: 0.1, 4: 0.3})
+
+
+def test_a_runs_report_names_the_checkpoints_that_were_kept_for_their_evaluations(run, report):
+    for step in (2, 4, 6):
+        run.checkpoint(step).mkdir()
+    rewards = {0: 0.9, 2: 0.6, 4: 0.6, 5: 0.7, 6: 0.1}
+    (line,) = [line for line in report(rewards, keep_best=3) if line.startswith("best")]
+    assert line == (
+        f"best of the evaluated checkpoints: {run.root}/checkpoint-2 (held-out reward 0.600, 100.0% solved), "
+        f"{run.root}/checkpoint-4 (held-out reward 0.600, 100.0% solved)"
+    )
+    assert not [line for line in report(rewards) if line.startswith("best")]
+
+
+def test_a_runs_report_names_the_commonest_failure_and_where_the_others_are(run, report):
+    lines = report({0: 0.1, 4: 0.3})
     assert lines[-2].startswith("3 of the last 4 failed by internal, such as: task train/")
     assert lines[-2].endswith(BUG)
     assert lines[-1].endswith(f"sparring view {run.root} --state failed")

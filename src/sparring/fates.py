@@ -1,0 +1,21 @@
+"""What became of a run's episodes, in the same words wherever a command counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["fates"]
+
+_WORDS = {  # for each of `types.EPISODE_STATES`
+    "consumed": "trained",
+    "pending": "left in the buffer",  # among them what finished after the last step, or while the run was stopped
+    "dropped": "dropped",
+    "expired": "expired",
+    "failed": "failed",
+    "evaluation": "held-out",
+}
+
+
+def fates(counts: Mapping[str, int]) -> str:
+    """Episodes by state, as in `480 trained, 37 left in the buffer, 3 failed`; empty states are left out."""
+    return ", ".join(f"{counts[state]} {word}" for state, word in _WORDS.items() if counts.get(state))
