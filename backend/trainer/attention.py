@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from sparring.backend.trainer.block_attention import block_attention, prefers_block_attention
 from sparring.backend.trainer.varlen_attention import Paths, build_paths, prefers_varlen, varlen_attention
 
-__all__ = ["TREE_ATTENTION", "Block", "TreeLayout", "build_layout", "register_tree_attention", "tree_attention"]
+__all__ = ["TREE_ATTENTION", "Block", "TreeLayout", "register_tree_attention", "tree_attention"]
 
 TREE_ATTENTION = "sparring_tree"
 
@@ -41,62 +42,74 @@ class Block:
     keys: Tensor
     mask: Tensor | None
 
+    def to(self, device: torch.device | str) -> Block:
+        mask = None if self.mask is None else self.mask.to(device)
+        return Block(self.queries.to(device), self.keys.to(device), mask)
 
-@dataclass(frozen=True, eq=False)
+
 class TreeLayout:
     """How a row attends: as blocks for SDPA, and, without a sliding window, as paths for one flash call on a GPU.
 
-    `restore` (N,) finds each packed token in the flattened outputs of all blocks.
+    Either is worked out when it is first asked for. This is no dataclass on purpose: PyTorch's compiler looks into a
+    frozen one, and would compile every layer anew for each row.
     """
 
-    blocks: tuple[Block, ...]
-    restore: Tensor
-    paths: Paths | None = None
+    def __init__(
+        self,
+        paths: Sequence[NDArray[np.int64]],
+        chunks: Sequence[int],
+        sliding_window: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """
+        Args:
+            paths: packed positions of each sequence's tokens, in order; its last `chunks[i]` are the queries.
+            sliding_window: a token sees at most so many tokens, itself included.
+        """
+        self._paths = paths
+        self._chunks = chunks
+        self._sliding_window = sliding_window
+        self._device = device
 
     def to(self, device: torch.device | str) -> TreeLayout:
-        blocks = tuple(
-            Block(b.queries.to(device), b.keys.to(device), None if b.mask is None else b.mask.to(device))
-            for b in self.blocks
-        )
-        return TreeLayout(blocks, self.restore.to(device), None if self.paths is None else self.paths.to(device))
+        return TreeLayout(self._paths, self._chunks, self._sliding_window, device)
 
+    @cached_property
+    def paths(self) -> Paths | None:
+        if self._sliding_window is not None or not any(self._chunks):
+            return None
+        return build_paths(self._paths, self._chunks).to(self._device)
 
-def build_layout(
-    paths: Sequence[NDArray[np.int64]], chunks: Sequence[int], sliding_window: int | None = None
-) -> TreeLayout:
-    """Group the chunks of a row into SDPA calls.
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return self._blocks_and_restore[0]
 
-    Args:
-        paths: packed positions of each sequence's tokens, in order; its last `chunks[i]` are the queries.
-        sliding_window: a token sees at most so many tokens, itself included.
-    """
-    shapes = [(q, len(path)) for q, path in zip(chunks, paths, strict=True)]
-    blocks, restore, offset = [], np.empty(sum(chunks), np.int64), 0
-    for members in _buckets(shapes):
-        q_max, k_max = (max(shapes[i][axis] for i in members) for axis in (0, 1))
-        queries = np.zeros((len(members), q_max), np.int64)
-        keys = np.zeros((len(members), k_max), np.int64)
-        depth = np.zeros((len(members), q_max), np.int64)  # padding sees key 0 alone: no empty softmax
-        for row, i in enumerate(members):
-            q, k = shapes[i]
-            queries[row, :q] = paths[i][k - q :]
-            keys[row, :k] = paths[i]
-            depth[row, :q] = np.arange(k - q, k)
-            restore[queries[row, :q]] = offset + row * q_max + np.arange(q)
-        offset += queries.size
-        causal = sliding_window is None and all(q == k for q, k in (shapes[i] for i in members))  # padding comes last
-        blocks.append(
-            Block(
-                torch.from_numpy(queries),
-                torch.from_numpy(keys),
-                None if causal else _mask(torch.from_numpy(depth), k_max, sliding_window),
-            )
-        )
-    return TreeLayout(
-        tuple(blocks),
-        torch.from_numpy(restore),
-        build_paths(paths, chunks) if sliding_window is None and any(chunks) else None,
-    )
+    @property
+    def restore(self) -> Tensor:
+        """(N,) finds each packed token in the flattened outputs of all blocks."""
+        return self._blocks_and_restore[1]
+
+    @cached_property
+    def _blocks_and_restore(self) -> tuple[tuple[Block, ...], Tensor]:
+        shapes = [(q, len(path)) for q, path in zip(self._chunks, self._paths, strict=True)]
+        blocks, restore, offset = [], np.empty(sum(self._chunks), np.int64), 0
+        for members in _buckets(shapes):
+            q_max, k_max = (max(shapes[i][axis] for i in members) for axis in (0, 1))
+            queries = np.zeros((len(members), q_max), np.int64)
+            keys = np.zeros((len(members), k_max), np.int64)
+            depth = np.zeros((len(members), q_max), np.int64)  # padding sees key 0 alone: no empty softmax
+            for row, i in enumerate(members):
+                q, k = shapes[i]
+                queries[row, :q] = self._paths[i][k - q :]
+                keys[row, :k] = self._paths[i]
+                depth[row, :q] = np.arange(k - q, k)
+                restore[queries[row, :q]] = offset + row * q_max + np.arange(q)
+            offset += queries.size
+            # Without a prefix in any of them no mask is needed: padding comes last.
+            causal = self._sliding_window is None and all(q == k for q, k in (shapes[i] for i in members))
+            mask = None if causal else _mask(torch.from_numpy(depth), k_max, self._sliding_window)
+            blocks.append(Block(torch.from_numpy(queries), torch.from_numpy(keys), mask).to(self._device))
+        return tuple(blocks), torch.from_numpy(restore).to(self._device)
 
 
 def _buckets(shapes: Sequence[tuple[int, int]]) -> list[list[int]]:

@@ -13,7 +13,7 @@ import random
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from sparring.backend.folders import written_aside
 from sparring.backend.lora import read_adapter
 from sparring.backend.trainer.adapter import adapter_tensors, is_adapted, merged, save_adapter
 from sparring.backend.trainer.policy import quiet
+from sparring.backend.trainer.sharding import part_of, whole, whole_state
 from sparring.config import LoraConfig
 from sparring.errors import ConfigError, TrainerError
 
@@ -35,6 +36,7 @@ __all__ = [
     "KeptCheckpoints",
     "checkpoint_step",
     "latest_checkpoint",
+    "lend_shards",
     "load_checkpoint",
     "save_checkpoint",
     "save_model",
@@ -73,7 +75,7 @@ def save_model(
     Args:
         dtype: of the weights in the folder; by default those that they have.
     """
-    state = merged(model, model.state_dict().items())
+    state = merged(model, whole_state(model))
     written = {name: t.detach().to(dtype or t.dtype) if t.is_floating_point() else t for name, t in state}
     config = copy.deepcopy(model.config)
     with torch.device("meta"):  # what says how to write them: without an adapter, and of the type that they have
@@ -82,6 +84,19 @@ def save_model(
     with quiet():
         plain.save_pretrained(folder, state_dict=written)
     tokenizer.save_pretrained(folder)
+
+
+def lend_shards(model: PreTrainedModel, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """What the other ranks do while the main one saves: take part in gathering what is sharded, and keep nothing.
+
+    Args:
+        optimizer: where a checkpoint is saved; without it, a model.
+    """
+    for _ in whole_state(model):
+        pass
+    if optimizer is not None:
+        for _ in _whole_moments(optimizer, dict(model.named_parameters())):
+            pass
 
 
 def save_checkpoint(
@@ -191,7 +206,7 @@ def load_checkpoint(
     targets = adapter_tensors(model) if adapted else dict(model.named_parameters()) | dict(model.named_buffers())
     with torch.no_grad():
         for name, value in weights.items():
-            targets[name].copy_(value)
+            targets[name].copy_(part_of(value, targets[name]))
     _restore_optimizer(optimizer, dict(model.named_parameters()), state, document["optimizer"])
     scheduler.load_state_dict({**scheduler.state_dict(), **document["scheduler"]})
     _restore_rng(generators, document["rng"])
@@ -227,16 +242,23 @@ def _flatten_optimizer(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors, numbers, seen = {}, {}, set()
-    for name, parameter in parameters.items():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor):
-                shared = value.data_ptr() in seen  # the 8-bit optimizer's code book; safetensors takes no alias
-                seen.add(value.data_ptr())
-                tensors[f"{name}/{key}"] = (value.clone() if shared else value.detach()).cpu().contiguous()
-            else:
-                numbers[f"{name}/{key}"] = value
+    for name, value in _whole_moments(optimizer, parameters):
+        if isinstance(value, Tensor):
+            shared = value.data_ptr() in seen  # the 8-bit optimizer's code book; safetensors takes no alias
+            seen.add(value.data_ptr())
+            tensors[name] = (value.clone() if shared else value).cpu().contiguous()
+        else:
+            numbers[name] = value
     groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     return tensors, {"groups": groups, "numbers": numbers}
+
+
+def _whole_moments(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
+) -> Iterator[tuple[str, Any]]:
+    for name, parameter in parameters.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            yield f"{name}/{key}", whole(value) if isinstance(value, Tensor) else value
 
 
 def _restore_optimizer(
@@ -250,7 +272,7 @@ def _restore_optimizer(
         name, _, field = key.rpartition("/")
         parameter = parameters[name]
         if isinstance(value, Tensor) and field != "step":
-            value = value.to(parameter.device)
+            value = part_of(value, parameter)
         optimizer.state[parameter][field] = value
     for group, saved in zip(optimizer.param_groups, scalars["groups"], strict=True):
         group.update({k: tuple(v) if k == "betas" else v for k, v in saved.items()})

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from sparring.backend.objectives.advantages import normalise, per_turn_rewards
@@ -21,7 +22,7 @@ from sparring.backend.trainer.head import Scores
 from sparring.backend.trainer.packing import PackedRow, Sample, pack
 from sparring.backend.trainer.policy import load_policy
 from sparring.backend.trainer.step import Step
-from sparring.errors import TrainerError
+from sparring.errors import ConfigError, TrainerError
 from sparring.types import Group, Trajectory
 
 __all__ = ["Critic", "Targets", "credit_episode", "make_critic"]
@@ -143,11 +144,26 @@ class Critic:
 
 
 def make_critic(
-    spec: CriticSpec, policy: PreTrainedModel, model_path: str | Path, compute_dtype: torch.dtype, device: torch.device
+    spec: CriticSpec,
+    policy: PreTrainedModel,
+    model_path: str | Path,
+    compute_dtype: torch.dtype,
+    device: torch.device,
+    *,
+    mesh: DeviceMesh | None = None,
 ) -> Critic:
-    """A critic on the policy's states, or on a second model, trained whole."""
+    """A critic on the policy's states, or on a second model, trained whole.
+
+    Args:
+        mesh: of the ranks that the policy is sharded over, if it is.
+
+    Raises:
+        ConfigError: the second model would have to be sharded too.
+    """
     trunk: Any = None
     if spec.own_model:
+        if mesh is not None:
+            raise ConfigError("trainer.sharding=fsdp2 shards no second model: give the critic a layer on the policy")
         trunk = load_policy(model_path, compute_dtype)[0].to(device)  # type: ignore[arg-type]
         trunk.get_output_embeddings().requires_grad_(trunk.config.tie_word_embeddings)
     return Critic(spec, trunk, policy.config.get_text_config().hidden_size, device)

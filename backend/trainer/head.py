@@ -17,13 +17,14 @@ from transformers import PreTrainedModel
 
 from sparring.backend.trainer.attention import TREE_ATTENTION, register_tree_attention
 from sparring.backend.trainer.packing import PackedRow
+from sparring.backend.trainer.softmax import softmax_passes
 from sparring.errors import ConfigError
 
 __all__ = ["Scores", "chunked_logprobs", "install_head"]
 
-# Logits of one chunk: 2^24 float32 are 64 MiB. A GPU needs more rows at once to be busy: 2^28 are 1 GiB.
+# Logits of one chunk: 2^24 float32 are 64 MiB. A GPU needs more rows at once to be busy: 2^29 are 2 GiB.
 _CHUNK_ELEMENTS = 1 << 24
-_CHUNK_ELEMENTS_CUDA = 1 << 28
+_CHUNK_ELEMENTS_CUDA = 1 << 29
 
 # What some architectures do to their logits beyond the head's product; scoring without it would be silently wrong.
 _LOGIT_EXTRAS = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
@@ -58,44 +59,46 @@ class _ChunkedLogprobs(torch.autograd.Function):
         logprobs = torch.empty(targets.shape, dtype=wide, device=hidden.device)
         lse = torch.empty(hidden.shape[0], dtype=wide, device=hidden.device)
         entropy = torch.empty_like(lse)
+        passes = softmax_passes(hidden.device.type)
         for rows, terms in _chunks(hidden.shape[0], weight.shape[0], term_row):
-            logits = _logits(hidden_c[rows], weight_c, bias, inverse_temperature[rows], wide)
-            top = logits.amax(-1, keepdim=True)
-            p = (logits - top).exp_()
-            total = p.sum(-1)
-            lse[rows] = top.squeeze(-1) + total.log()
-            entropy[rows] = lse[rows] - torch.bmm(p.unsqueeze(1), logits.unsqueeze(2)).flatten() / total
+            logits, scale = _logits(hidden_c[rows], weight_c, bias, wide), inverse_temperature[rows].to(wide)
             local = term_row[terms] - rows.start
-            logprobs[terms] = logits[local, targets[terms]] - lse[rows][local]
-            del logits, p
-        ctx.save_for_backward(hidden, weight, bias, inverse_temperature, term_row, targets, lse)
+            chosen = logits[local, targets[terms]] * scale[local]
+            lse[rows], entropy[rows] = passes.statistics(logits, scale)
+            logprobs[terms] = chosen - lse[rows][local]
+            del logits
+        ctx.save_for_backward(hidden, weight, bias, inverse_temperature, term_row, targets, lse, logprobs)
         ctx.dtype = dtype
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        hidden, weight, bias, inverse_temperature, term_row, targets, lse = ctx.saved_tensors
+        hidden, weight, bias, inverse_temperature, term_row, targets, lse, logprobs = ctx.saved_tensors
         hidden_c, weight_c = hidden.to(ctx.dtype), weight.to(ctx.dtype)
         wide = lse.dtype
+        scale = inverse_temperature.to(wide)
+        # d log p_t / d logits = 1[t] - p, summed over the terms of a row. At a chosen token both parts nearly cancel
+        # where the policy is sure of it, so they are added before anything is rounded.
+        row_grad = torch.zeros_like(lse).index_add_(0, term_row, grad)
+        chosen_grad = (
+            _over_same_choice(grad, term_row * len(weight) + targets) - row_grad[term_row] * logprobs.exp()
+        ).mul_(scale[term_row])
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros(weight.shape[0], dtype=wide, device=weight.device) if bias is not None else None
+        passes = softmax_passes(hidden.device.type)
         for rows, terms in _chunks(hidden.shape[0], weight.shape[0], term_row):
-            logits = _logits(hidden_c[rows], weight_c, bias, inverse_temperature[rows], wide)
-            local = term_row[terms] - rows.start
-            row_grad = torch.zeros(logits.shape[0], dtype=wide, device=grad.device).index_add_(0, local, grad[terms])
-            # d logp_t / d logits = 1[t] - p, summed over the terms of a row
-            grad_logits = logits.sub_(lse[rows, None]).exp_().mul_(-row_grad[:, None])
-            grad_logits.index_put_((local, targets[terms]), grad[terms], accumulate=True)
-            grad_logits.mul_(inverse_temperature[rows, None].to(wide))
-            small = grad_logits.to(ctx.dtype)
-            grad_hidden[rows] = (small @ weight_c).to(hidden.dtype)
+            logits = _logits(hidden_c[rows], weight_c, bias, wide)
+            grad_logits = passes.gradient(logits, lse[rows], row_grad[rows] * scale[rows], scale[rows], ctx.dtype)
+            del logits
+            grad_logits[term_row[terms] - rows.start, targets[terms]] = chosen_grad[terms].to(ctx.dtype)
+            grad_hidden[rows] = (grad_logits @ weight_c).to(hidden.dtype)
             if grad_weight is not None:
-                _add_product(grad_weight, small, hidden_c[rows])
+                _add_product(grad_weight, grad_logits, hidden_c[rows])
             if grad_bias is not None:
-                grad_bias += grad_logits.sum(0)
-            del logits, grad_logits, small  # before the next chunk is there
+                grad_bias += grad_logits.sum(0, dtype=wide)
+            del grad_logits  # before the next chunk is there
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
@@ -117,17 +120,22 @@ def chunked_logprobs(
     return logprobs, entropy
 
 
-def _logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, inverse_temperature: Tensor, wide: torch.dtype
-) -> Tensor:
+def _over_same_choice(grad: Tensor, choice: Tensor) -> Tensor:
+    """Each term's gradient (M,), summed with those of all terms that chose the same token of the same row."""
+    _, choice = choice.unique(return_inverse=True)
+    return torch.zeros_like(grad).index_add_(0, choice, grad)[choice]
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, wide: torch.dtype) -> Tensor:
     logits = _product(hidden, weight.T, wide)
-    if bias is not None:
-        logits += bias
-    return logits.mul_(inverse_temperature[:, None].to(wide))
+    return logits if bias is None else logits.add_(bias)
 
 
 def _add_product(total: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
-    """total += grad_logits.T @ hidden, a slice of the vocabulary at a time: no second matrix of the weight's size."""
+    """total += grad_logits.T @ hidden, without a second matrix of the weight's size."""
+    if _is_half_on_gpu(hidden) and total.dtype is torch.float32:
+        torch.addmm(total, grad_logits.T, hidden, out_dtype=torch.float32, out=total)
+        return
     size = max(1, _CHUNK_ELEMENTS // 4 // hidden.shape[1])
     for start in range(0, total.shape[0], size):
         words = slice(start, start + size)
@@ -136,9 +144,13 @@ def _add_product(total: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
 
 def _product(a: Tensor, b: Tensor, wide: torch.dtype) -> Tensor:
     """a @ b in `wide`. On a GPU the sums of a half-precision product are never rounded to half precision."""
-    if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16) and wide is torch.float32:
+    if _is_half_on_gpu(a) and wide is torch.float32:
         return torch.mm(a, b, out_dtype=wide)
     return (a @ b).to(wide)
+
+
+def _is_half_on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda and tensor.dtype in (torch.bfloat16, torch.float16)
 
 
 def _chunks(rows: int, vocabulary: int, term_row: Tensor) -> list[tuple[slice, Tensor]]:

@@ -40,10 +40,19 @@ class InterruptGuard:
         """From here on the state is between two steps."""
         self.held = True
 
-    def release(self) -> None:
-        """The state is whole again."""
+    @property
+    def pending(self) -> bool:
+        """Whether a signal waits for `release`."""
+        return self._pending
+
+    def release(self, interrupted: bool | None = None) -> None:
+        """The state is whole again.
+
+        Args:
+            interrupted: what several ranks agreed upon, instead of this one's own `pending`.
+        """
         self.held = False
-        if self._pending:
+        if self._pending if interrupted is None else interrupted:
             self._pending = False
             raise KeyboardInterrupt
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparring.backend.trainer.attention import TreeLayout, build_layout
+from sparring.backend.trainer.attention import TreeLayout
 from sparring.errors import TrainerError
 
 __all__ = ["PackedRow", "Sample", "common_prefix", "pack", "split_rows"]
@@ -163,7 +163,7 @@ def pack(samples: Sequence[Sample], *, share: bool = True, sliding_window: int |
     return PackedRow(
         input_ids=torch.from_numpy(np.concatenate(tokens)),
         position_ids=torch.from_numpy(np.concatenate(positions)),
-        layout=build_layout(paths, chunks, sliding_window),
+        layout=TreeLayout(paths, chunks, sliding_window),
         scored=torch.from_numpy(scored // len(temperatures)),
         inverse_temperature=torch.from_numpy(1.0 / temperatures[scored % len(temperatures)].astype(np.float64)),
         term_row=torch.from_numpy(term_row),

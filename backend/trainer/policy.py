@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from sparring.backend.trainer.adapter import StartingPolicy, add_adapter, is_adapted
 from sparring.backend.trainer.head import install_head
+from sparring.backend.trainer.sharding import shard
 from sparring.config import LoraConfig, SamplingConfig
 from sparring.errors import ConfigError
 
@@ -49,13 +51,25 @@ def load_policy(
 
 
 def load_reference(
-    policy: PreTrainedModel, model_path: str | Path, compute_dtype: torch.dtype, device: torch.device
+    policy: PreTrainedModel,
+    model_path: str | Path,
+    compute_dtype: torch.dtype,
+    device: torch.device,
+    *,
+    mesh: DeviceMesh | None = None,
 ) -> Any:
-    """The policy that the run starts from, frozen, for KL terms: a second model, or an adapted policy's own base."""
+    """The policy that the run starts from, frozen, for KL terms: a second model, or an adapted policy's own base.
+
+    Args:
+        mesh: of the ranks that it is sharded over, if it is.
+    """
     if is_adapted(policy):
         return StartingPolicy(policy)
-    reference: Any = load_policy(model_path, compute_dtype)[0]
-    return reference.requires_grad_(False).to(device)
+    reference: Any = load_policy(model_path, compute_dtype)[0].requires_grad_(False)
+    if mesh is None:
+        return reference.to(device)
+    shard(reference, mesh, compute_dtype)
+    return reference
 
 
 def trains_on_cpu(device: str) -> bool:

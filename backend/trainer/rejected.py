@@ -31,9 +31,7 @@ _SCHEMA = 1
 _OF_TOKENS = ("token_ids", "action_mask", "behaviour_logprobs", "policy_versions")
 
 
-def importance_ratios(
-    sequence: TokenSequence, logprobs: NDArray[np.floating] | None
-) -> NDArray[np.float64] | None:
+def importance_ratios(sequence: TokenSequence, logprobs: NDArray[np.floating] | None) -> NDArray[np.float64] | None:
     """ρ of each token, (T,): its probability by `logprobs` over the behaviour policy's; None where those are."""
     if logprobs is None:
         return None

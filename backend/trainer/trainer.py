@@ -8,17 +8,15 @@ the signatures of what is used, so that an upgrade of TRL says what moved.
 from __future__ import annotations
 
 import random
-import time
 import warnings
 from collections import ChainMap, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
 from numpy.typing import NDArray
 from transformers import PrinterCallback
 
@@ -29,15 +27,17 @@ from sparring.backend.trainer.checkpoint import (
     KeptCheckpoints,
     checkpoint_step,
     latest_checkpoint,
+    lend_shards,
     load_checkpoint,
     save_checkpoint,
     save_model,
 )
+from sparring.backend.trainer.clock import StepClock
 from sparring.backend.trainer.compiled import compile_layers
 from sparring.backend.trainer.critic import make_critic
 from sparring.backend.trainer.evaluations import HeldOutEvaluations
 from sparring.backend.trainer.interrupt import InterruptGuard
-from sparring.backend.trainer.loop import LifeCycle, Steps, from_main, refuse_sharding
+from sparring.backend.trainer.loop import LifeCycle, Steps
 from sparring.backend.trainer.metrics import MetricsFile, StepMeter
 from sparring.backend.trainer.optimizer import make_optimizer, plain_optimizer
 from sparring.backend.trainer.packing import PackedRow, Sample, pack, split_rows
@@ -45,7 +45,9 @@ from sparring.backend.trainer.passes import prepare_step, proximal_of, score_row
 from sparring.backend.trainer.policy import load_policy, load_reference, refuse_truncated_sampling, trains_on_cpu
 from sparring.backend.trainer.probe import DriftReport, probe
 from sparring.backend.trainer.protocols import BatchSource, StartEvaluation, WeightPublisher
+from sparring.backend.trainer.ranks import Ranks, sharding_mesh
 from sparring.backend.trainer.rejected import keep_batch
+from sparring.backend.trainer.sharding import shard, whole, whole_parameters
 from sparring.backend.trainer.sinks import Sinks, check_sinks
 from sparring.backend.trainer.step import (
     Scored,
@@ -133,6 +135,9 @@ class AgentTrainer(AsyncGRPOTrainer):
             report_to="none",
             disable_tqdm=True,
         )
+        mesh = sharding_mesh(knobs.sharding, args.device)
+        if mesh is not None:
+            shard(model, mesh, getattr(torch, knobs.dtype))
         optimizer, scheduler = make_optimizer(model, knobs)
         # The grandparent's constructor: AsyncGRPOTrainer's own asks CUDA for its name and a vLLM server for its size.
         super(AsyncGRPOTrainer, self).__init__(
@@ -142,22 +147,22 @@ class AgentTrainer(AsyncGRPOTrainer):
             processing_class=tokenizer,
             optimizers=(optimizer, scheduler),
         )
-        refuse_sharding(self.accelerator)
+        self._ranks = Ranks(self.accelerator, mesh)
         # What the inherited methods read.
         self.args.ignore_data_skip = True
         self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
         self._lora_sync = False
         self.model_version = 0
         self.vllm_client = None
-        self._main = self.accelerator.is_main_process
+        self._main = self._ranks.is_main
         self._source, self._publisher = source, publisher
         self.rollout_worker = source if self._main else None  # type: ignore[assignment]
         self.weight_transfer = publisher if self._main else None  # type: ignore[assignment]
         self._policy, self._tokenizer = model, tokenizer
         beside = model, model_path, getattr(torch, knobs.dtype), self.args.device
-        self._reference = load_reference(*beside) if self.objective.needs_reference else None
+        self._reference = load_reference(*beside, mesh=mesh) if self.objective.needs_reference else None
         spec = self.objective.critic
-        self._critic = make_critic(spec, *beside) if spec is not None else None
+        self._critic = make_critic(spec, *beside, mesh=mesh) if spec is not None else None
         self._scheduler = scheduler
         self._run_dir = Path(run_dir)
         self._evaluations = HeldOutEvaluations(evaluate, config, self._report) if evaluate and self._main else None
@@ -168,8 +173,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._resume = False
         self._resume_from: Path | None = None
         self._guard = InterruptGuard()
-        self._seconds: dict[str, float] = defaultdict(float)
-        self._step_began = self._optimizer_began = 0.0
+        self._clock = StepClock()
         self._record: dict[str, Any] = {}
         self._groups: tuple[Group, ...] = ()
         self._step: Step | None = None
@@ -195,7 +199,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         """
         self._resume = resume
         self._resume_from = latest_checkpoint(self._run_dir) if resume else None
-        with self._guard:
+        with self._ranks.together(), self._guard:
             try:
                 super().train()
             except KeyboardInterrupt:
@@ -208,11 +212,17 @@ class AgentTrainer(AsyncGRPOTrainer):
                     self._sinks.close()
 
     def save_checkpoint(self) -> None:
-        """Write a checkpoint of the steps done, atomically, unless there is one. The main rank writes."""
+        """Write a checkpoint of the steps done, atomically, unless there is one. Where sharded, all ranks call this."""
         step = self.state.global_step
-        if self._metrics_file is None or (self._run_dir / f"checkpoint-{step}").exists():
+        file = self._metrics_file  # the main rank's
+        missing = file is not None and not (self._run_dir / f"checkpoint-{step}").exists()
+        if self._ranks.sharded:
+            missing = self._ranks.from_main(lambda: missing)
+        if not missing:
             return
-        with self._timed("checkpoint"):
+        with self._clock.phase("checkpoint"):
+            if file is None:
+                return lend_shards(self._policy, plain_optimizer(self.optimizer))
             save_checkpoint(
                 self._run_dir,
                 step,
@@ -223,14 +233,18 @@ class AgentTrainer(AsyncGRPOTrainer):
                 lora=self.run_config.trainer.lora,
                 also=self._critic.save if self._critic is not None else None,
             )
-            self._kept.prune(self._metrics_file.rewards)
+            self._kept.prune(file.rewards)
 
     def write_model(self, folder: Path, chat_template: str, adapter: Path | None = None) -> None:
         """Write the policy as a bfloat16 Hugging Face folder, with the chat template that it was trained under.
 
+        The main rank writes; where parameters are sharded, all ranks call this.
+
         Args:
             adapter: where an adapter goes by itself, in PEFT's format; in `folder` it is merged.
         """
+        if not self._main:
+            return lend_shards(self._policy)
         self._tokenizer.chat_template = chat_template
         with written_aside(folder) as partial:
             save_model(partial, self._policy, self._tokenizer, torch.bfloat16)
@@ -240,7 +254,7 @@ class AgentTrainer(AsyncGRPOTrainer):
 
     def publish(self) -> None:
         """Send the weights to the engine as version `global_step`."""
-        with self._timed("publish"):
+        with self._clock.phase("publish"):
             self.model_version = self.state.global_step - 1  # the sync adds one
             self._publisher.next_version = self.state.global_step
             self._sync_weight()
@@ -248,7 +262,9 @@ class AgentTrainer(AsyncGRPOTrainer):
 
     def _streaming_iter(self) -> Iterator[tuple[str, torch.Tensor]]:
         """What the engine takes: all weights; of an adapter its own tensors, or, for SGLang, the merged weights."""
-        if self.run_config.trainer.lora is None:
+        if self._ranks.sharded:
+            yield from whole_parameters(self._policy)
+        elif self.run_config.trainer.lora is None:
             yield from super()._streaming_iter()
         elif self.run_config.engine.type == "sglang":
             yield from merged(self._policy, self._policy.named_parameters())
@@ -290,26 +306,24 @@ class AgentTrainer(AsyncGRPOTrainer):
     ) -> torch.Tensor:
         """Forward and backward over all micro-batches of a step; the gradient is that of the step's loss."""
         model.train()
-        budget, world = self.run_config.trainer.token_budget, self.accelerator.num_processes
+        budget, world = self.run_config.trainer.token_budget, self._ranks.count
         rows = split_rows(inputs.samples, budget, at_least=world)
-        mine = rows[self.accelerator.process_index :: world]
+        mine, spare = self._ranks.share(rows)
         meter = StepMeter()
         loss = torch.zeros((), device=self.args.device)
         forwarded = unpacked = 0
         scored: dict[int, Scored] = {}
-        earlier = self._first_pass(model, mine) if self.objective.needs_proximal else None
+        earlier = self._first_pass(model, mine + spare) if self.objective.needs_proximal else None
         prepared = prepare_step(self.objective, inputs, earlier or {})
         if self._critic is not None:
-            inputs = self._step = self._with_critic(model, inputs, mine)
+            inputs = self._step = self._with_critic(model, inputs, mine + spare)
             rows = split_rows(inputs.samples, budget, at_least=world)
-            mine = rows[self.accelerator.process_index :: world]
+            mine, spare = self._ranks.share(rows)
             prepared = {**prepared, "critic/step": float(self.state.global_step)}
-        with self._timed("train"):
-            # DDP averages over ranks and every rank must take part in its reduction: a rank without a row of its own
-            # runs the first row for nothing.
-            for i, samples in enumerate(mine or rows[:1]):
-                row = pack(samples).to(self.args.device)
-                last = i == max(len(mine), 1) - 1
+        with self._clock.phase("train"):
+            for i, samples in enumerate(passes := mine + spare):
+                row, counts, last = pack(samples).to(self.args.device), i < len(mine), i == len(passes) - 1
+                # Sharded gradients are averaged in every pass: until the last, they would be whole on every rank.
                 with nullcontext() if last else self.accelerator.no_sync(model):
                     scores = model(row=row)
                     x = loss_inputs(
@@ -323,8 +337,8 @@ class AgentTrainer(AsyncGRPOTrainer):
                         targets=self._critic.targets_of(row) if self._critic is not None else None,
                     )
                     out = self.objective.loss(x)
-                    self.accelerator.backward(out.loss * (world if mine else 0))
-                if mine:
+                    self.accelerator.backward(out.loss * (world if counts else 0))  # the ranks' mean is taken
+                if counts:
                     loss += out.loss.detach()
                     meter.add(out.metrics)
                     meter.observe(x, scores.entropy[row.term_row])
@@ -333,8 +347,7 @@ class AgentTrainer(AsyncGRPOTrainer):
                 del scores, x, out
         loss = self.accelerator.reduce(loss, reduction="sum")
         meter.add({"packing": (torch.tensor(float(unpacked)), torch.tensor(float(forwarded)))})
-        states = gather_object([meter.state()]) if world > 1 else [meter.state()]
-        self._scored = gather_object([scored]) if world > 1 else [scored]
+        states, self._scored = self._ranks.gather(meter.state()), self._ranks.gather(scored)
         self._record |= {
             "loss": float(loss),
             "tokens/trained": inputs.totals.tokens,
@@ -347,19 +360,17 @@ class AgentTrainer(AsyncGRPOTrainer):
         }
         return loss
 
-    def _first_pass(self, model: Any, mine: Sequence[Sequence[Sample]]) -> ChainMap[int, Scored]:
+    def _first_pass(self, model: Any, passes: Sequence[Sequence[Sample]]) -> ChainMap[int, Scored]:
         """Scores of all samples of the step under the weights at its start, those of other ranks included."""
-        with self._timed("first_pass"):
-            scored = score_rows(model, mine, self.args.device)
-        return ChainMap(*gather_object([scored])) if self.accelerator.num_processes > 1 else ChainMap(scored)
+        with self._clock.phase("first_pass"):
+            scored = score_rows(model, passes, self.args.device)
+        return ChainMap(*self._ranks.gather(scored))
 
-    def _with_critic(self, model: Any, step: Step, mine: Sequence[Sequence[Sample]]) -> Step:
+    def _with_critic(self, model: Any, step: Step, passes: Sequence[Sequence[Sample]]) -> Step:
         assert self._critic is not None
-        with self._timed("first_pass"):
-            values = self._critic.score(model, mine, self.args.device)
-        if self.accelerator.num_processes > 1:
-            values = dict(ChainMap(*gather_object([values])))
-        return self._critic.credit(step, self._groups, values)
+        with self._clock.phase("first_pass"):
+            values = self._critic.score(model, passes, self.args.device)
+        return self._critic.credit(step, self._groups, ChainMap(*self._ranks.gather(values)))
 
     @torch.no_grad()
     def _reference_scores(self, row: PackedRow) -> torch.Tensor | None:
@@ -369,7 +380,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         return scores
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        norm = super()._clip_grad_norm(model)
+        norm = whole(super()._clip_grad_norm(model))
         self._record |= {"grad_norm": float(norm), "learning_rate": self._scheduler.get_last_lr()[0]}
         odd = {k: v for k, v in self._record.items() if isinstance(v, float) and not np.isfinite(v)}
         if odd:
@@ -388,11 +399,11 @@ class AgentTrainer(AsyncGRPOTrainer):
         version = self.state.global_step
 
         def next_groups() -> tuple[tuple[Group, ...], dict[str, float]]:
-            with self._timed("wait"):
+            with self._clock.phase("wait"):
                 batch = self._source.next_batch(version, self._batch_timeout_s)
-            return self._penalise(batch.groups, dict(batch.stats))
+            return batch.groups, dict(batch.stats)
 
-        self._groups, stats = from_main(self.accelerator, next_groups)
+        self._groups, stats = self._penalise(*self._ranks.from_main(next_groups))
         self._record, self._step, self._scored = {"step": version + 1, "kind": "step", **stats}, None, []
         try:
             self._step = make_step(self._groups, version, self.objective)
@@ -407,42 +418,34 @@ class AgentTrainer(AsyncGRPOTrainer):
         coefficient = self.objective.reward_kl
         if not coefficient:
             return groups, stats
-        with self._timed("first_pass"):
+        with self._clock.phase("first_pass"):
             parts = self._reference, self.run_config.trainer.token_budget, self.args.device
             groups, divergence = with_reward_kl(groups, coefficient, *parts)
         return groups, stats | {"kl/behaviour_to_reference": divergence}
 
     def _finish_step(self) -> None:
         step = self.state.global_step
-        self._seconds["optimizer"] += time.perf_counter() - self._optimizer_began
-        held = from_main(self.accelerator, lambda: self._evaluations is not None and self._evaluations.count_step())
+        self._clock.stop("optimizer")
+        held = self._ranks.from_main(lambda: self._evaluations is not None and self._evaluations.count_step())
         if not held:
             self.publish()
-        busy = sum(self._seconds.values()) - self._seconds["wait"] - self._seconds.get("held", 0.0)
-        self._record |= {
-            **{f"time/{name}_s": round(s, 4) for name, s in self._seconds.items()},
-            "time/step_s": round(time.perf_counter() - self._step_began, 4),
-            "trainer/tokens_per_s": self._record["tokens/forwarded"] / max(self._seconds["train"], 1e-9),
-            "trainer/busy": busy / max(busy + self._seconds["wait"], 1e-9),
-        }
+        self._record |= self._clock.record(self._record["tokens/forwarded"])
         self._report(self._record)
         if self._on_trained is not None and self._main:
             self._on_trained(step, logprobs_by_episode(self._groups, ChainMap(*self._scored)))
         # Reported before the checkpoint, or a kill between the two would lose the record: a checkpoint's time counts
         # to the next step. An evaluation's counts to none.
-        self._seconds.clear()
-        self._step_began = time.perf_counter()
+        self._clock.restart()
         every = self.run_config.trainer.checkpoint_every
-        wanted = self._evaluations is not None and self._evaluations.due(step) and self._kept.await_evaluation(step)
-        if (every and step % every == 0) or step >= self.state.max_steps or wanted:
+        due = (every and step % every == 0) or step >= self.state.max_steps
+        if self._ranks.from_main(lambda: self._awaits_evaluation(step)) or due:
             self.save_checkpoint()
-        self._guard.release()
-        if held and from_main(self.accelerator, lambda: self._may_publish(step)):
+        self._ranks.release(self._guard)
+        if held and self._ranks.from_main(lambda: self._may_publish(step)):
             self.publish()
         if self._evaluations is not None and self._evaluations.due(step):
-            evaluation_began = time.perf_counter()
-            self._evaluate_now(step)
-            self._step_began += time.perf_counter() - evaluation_began
+            with self._clock.uncounted():
+                self._evaluate_now(step)
 
     def _begin(self) -> None:
         step = self.state.global_step
@@ -452,13 +455,18 @@ class AgentTrainer(AsyncGRPOTrainer):
             self._sinks = Sinks(self.run_config, self._run_dir, resume_from)
             self._publisher.init_weight_transfer()
         self.publish()
-        if self._main and self._probe_sequences is not None:
-            self.drift = probe(self._policy, self._probe_sequences(), self.run_config, device=self.args.device)
+        sequences = self._ranks.from_main(lambda: self._probe_sequences and self._probe_sequences())
+        if sequences is not None and (self._main or self._ranks.sharded):
+            self.drift = probe(self._policy, sequences, self.run_config, device=self.args.device)
         self._evaluate_now(step)
         if self._main and step < self.state.max_steps:
             self._source.start()
-        self._seconds.clear()
-        self._step_began = time.perf_counter()
+        self._clock.restart()
+        if self._ranks.sharded:
+            self._guard.hold()
+
+    def _awaits_evaluation(self, step: int) -> bool:
+        return self._evaluations is not None and self._evaluations.due(step) and self._kept.await_evaluation(step)
 
     def _evaluate_now(self, step: int) -> None:
         if self._evaluations is not None and self._metrics_file and not self._metrics_file.evaluated(step):
@@ -466,7 +474,7 @@ class AgentTrainer(AsyncGRPOTrainer):
 
     def _may_publish(self, step: int) -> bool:
         assert self._evaluations is not None
-        with self._timed("held"):
+        with self._clock.phase("held"):
             return self._evaluations.over(step, self.model_version)
 
     def _report(self, record: Mapping[str, Any]) -> None:
@@ -489,11 +497,3 @@ class AgentTrainer(AsyncGRPOTrainer):
         """Write the batch in hand down for inspection, and say how to look at it."""
         samples, scored = self._step.samples if self._step else (), ChainMap(*self._scored)
         return keep_batch(self._run_dir, problem, self._record, self._groups, samples, scored, write=self._main)
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[phase] += time.perf_counter() - began

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks._report import Row
 from benchmarks.gpu._servers import config_of
-from sparring.backend.trainer.attention import build_layout, tree_attention
+from sparring.backend.trainer.attention import TreeLayout, tree_attention
 from sparring.backend.trainer.head import install_head
 from sparring.backend.trainer.packing import PackedRow, Sample, pack
 
@@ -109,7 +109,7 @@ def _kernel_errors() -> dict[str, float]:
         paths.append(np.concatenate([prefix, np.arange(total, total + novel)]))
         chunks.append(novel)
         total += novel
-    layout = build_layout(paths, chunks)
+    layout = TreeLayout(paths, chunks)
     torch.manual_seed(0)
     reference = [torch.randn(1, heads, total, 64, requires_grad=True) for heads in (4, 2, 2)]
     expected, _ = tree_attention(torch.nn.Module(), *reference, None, tree=layout)

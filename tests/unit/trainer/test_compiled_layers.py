@@ -19,7 +19,7 @@ def make_model():
     return model
 
 
-def samples(seed, n, prompt=20):
+def samples(seed, n, prompt):
     rng = np.random.default_rng(seed)
     shared = rng.integers(0, 96, prompt)
     for i in range(n):
@@ -36,9 +36,10 @@ def test_compiled_layers_give_the_same_gradients_for_rows_of_any_length_without_
     plain, compiled = make_model(), make_model()
     compile_layers(compiled, backend="aot_eager")  # the same graphs as inductor's, without its compiler
     torch._dynamo.reset()
-    graphs = []
-    for seed in range(3):
-        row = pack(list(samples(seed, 3 + seed)))
+    graphs, blocks = [], set()
+    for seed, prompt in enumerate((20, 400, 900)):
+        row = pack(list(samples(seed, 3 + 5 * seed, prompt)))
+        blocks.add(len(row.layout.blocks))
         for model in (plain, compiled):
             model.zero_grad()
             model(row=row).logprobs.sum().backward()
@@ -48,4 +49,5 @@ def test_compiled_layers_give_the_same_gradients_for_rows_of_any_length_without_
         )
         assert (ours - theirs).norm() / theirs.norm() < 1e-5
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert len(blocks) > 1
     assert graphs[0] == graphs[-1], "a row of another length was compiled for"

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sparring.backend.trainer import head
+from sparring.backend.trainer import head, softmax
 from sparring.backend.trainer.block_attention import block_attention, prefers_block_attention
 from sparring.backend.trainer.head import chunked_logprobs
 
@@ -42,11 +42,36 @@ def test_the_head_keeps_one_chunk_of_logits_and_no_more():
 
     hidden, weight = torch.randn(64, 4, requires_grad=True), torch.randn(5000, 4, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        chunked_logprobs(
-            hidden, weight, None, torch.ones(64), torch.arange(64), torch.arange(64), torch.float32
-        )[0].sum().backward()
+        chunked_logprobs(hidden, weight, None, torch.ones(64), torch.arange(64), torch.arange(64), torch.float32)[
+            0
+        ].sum().backward()
     assert max(sizes) == weight.numel()
     assert sum(size > weight.numel() // 2 for size in sizes) == 1
+
+
+def test_the_gradient_of_a_sure_policy_survives_rounding():
+    """1 - p is a small difference of large numbers: rounding p to bfloat16 before the subtraction would leave noise."""
+    chosen = torch.arange(50)
+    hidden, weight = (8 * torch.eye(50)).requires_grad_(), torch.eye(50)  # all logits exact in bfloat16
+    logprobs, _ = chunked_logprobs(hidden, weight, None, torch.ones(50), chosen, chosen, torch.bfloat16)
+    assert 0.98 < logprobs.detach().exp().min() < 0.99
+    logprobs.sum().backward()
+    wide = hidden.detach().double().requires_grad_()
+    wide.log_softmax(-1).diagonal().sum().backward()
+    torch.testing.assert_close(hidden.grad.double(), wide.grad, rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_fused_passes_give_what_the_passes_in_place_give(temperature):
+    torch.manual_seed(0)
+    logits, scale, inverse = torch.randn(5, 300).mul_(20), torch.randn(5), torch.full((5,), 1 / temperature)
+    lse, entropy = softmax._statistics(logits, inverse)
+    in_place = softmax.softmax_passes("cpu")
+    torch.testing.assert_close([lse, entropy], list(in_place.statistics(logits.clone(), inverse)))
+    torch.testing.assert_close(
+        softmax._gradient(logits, lse, scale, inverse, torch.float32),
+        in_place.gradient(logits.clone(), lse, scale, inverse, torch.float32),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

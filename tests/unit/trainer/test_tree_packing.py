@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from sparring.backend.trainer.attention import build_layout
+from sparring.backend.trainer.attention import TreeLayout
 from sparring.backend.trainer.packing import Sample, pack, split_rows
 from sparring.errors import TrainerError
 
@@ -128,7 +128,7 @@ def _offset(row, block):
 
 def test_a_window_as_long_as_the_sequence_changes_nothing():
     paths = [np.arange(5), np.array([0, 1, 5, 6, 7])]
-    plain, windowed = build_layout(paths, [5, 3]), build_layout(paths, [5, 3], sliding_window=5)
+    plain, windowed = TreeLayout(paths, [5, 3]), TreeLayout(paths, [5, 3], sliding_window=5)
     assert torch.equal(plain.restore, windowed.restore)
 
 

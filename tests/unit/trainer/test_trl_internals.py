@@ -53,6 +53,15 @@ def test_what_is_overridden_has_its_signature(name):
     assert str(inspect.signature(getattr(AsyncGRPOTrainer, name))) == OVERRIDDEN[name]
 
 
+def test_transformers_leaves_a_model_alone_that_says_it_is_sharded_already(tiny_qwen3):
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_qwen3)
+    assert model.is_distributed_loading_by_transformers is False
+    model._is_distributed_loading_by_transformers = True  # what sharding.py sets
+    assert model.is_distributed_loading_by_transformers is True
+    for reader in (Trainer.__init__, Trainer._prepare_for_training):
+        assert "is_distributed_loading_by_transformers" in inspect.getsource(reader)
+
+
 def test_the_inherited_methods_read_what_our_constructor_sets():
     """The parent's constructor is skipped: these are all the attributes that the methods in use read from it."""
     source = "".join(

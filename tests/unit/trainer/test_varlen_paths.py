@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.backend.trainer.attention import build_layout, tree_attention
+from sparring.backend.trainer.attention import TreeLayout, tree_attention
 
 
 def rows(seed: int, sequences: int):
@@ -30,7 +30,7 @@ def rows(seed: int, sequences: int):
 @given(st.integers(0, 10_000), st.integers(1, 8))
 def test_paths_and_blocks_attend_alike(seed, sequences):
     paths, chunks, total = rows(seed, sequences)
-    layout = build_layout(paths, chunks)
+    layout = TreeLayout(paths, chunks)
     torch.manual_seed(seed)
     q, k, v = (torch.randn(1, heads, total, 8) for heads in (4, 2, 2))
     expected, _ = tree_attention(torch.nn.Module(), q, k, v, None, tree=layout)
