@@ -14,6 +14,7 @@ from gymnasium.envs.registration import load_env_creator
 from sparring.agents.policy import Outcome, Policy
 from sparring.envs import ChatEnv
 from sparring.errors import AgentError, BudgetExhausted, ConfigError, SparringError, described
+from sparring.plugins import load_module
 from sparring.spelling import did_you_mean
 from sparring.types import ChatClient, EpisodeResult, EpisodeSpec, Failure, RunEpisode, StopReason
 
@@ -28,8 +29,12 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any]) -> ChatEnv:
     """A bare `ChatEnv`, without Gymnasium's wrappers, which know no `astep`.
 
     Raises:
-        ConfigError: no such id (Gymnasium names the nearest), wrong arguments, or not one of our environments.
+        ConfigError: no such id (Gymnasium names the nearest), wrong arguments, not one of our environments, or a module
+            in the id that cannot be imported.
     """
+    module, separator, _ = env_id.rpartition(":")
+    if separator:
+        load_module(module, "env.id")  # which Gymnasium does, too, but without a word about where it broke
     try:
         env = gymnasium.make(env_id, disable_env_checker=True, **env_kwargs).unwrapped
     except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:

@@ -20,7 +20,7 @@ from sparring.backend.objectives.reinforce_pp import reinforce_pp
 from sparring.backend.objectives.rloo import rloo
 from sparring.backend.objectives.sapo import sapo
 from sparring.errors import ConfigError
-from sparring.plugins import load_attribute
+from sparring.plugins import call_factory, load_attribute
 from sparring.spelling import did_you_mean
 
 __all__ = ["OBJECTIVES", "load_objective"]
@@ -43,10 +43,7 @@ def load_objective(name: str, kwargs: Mapping[str, Any]) -> Objective:
             f"objective.name={name!r} is unknown{did_you_mean(name, OBJECTIVES) or '.'} "
             f"There are {', '.join(OBJECTIVES)}, or 'file.py:function'"
         )
-    try:
-        objective = make(**kwargs)
-    except TypeError as error:
-        raise ConfigError(f"objective.kwargs of {name!r}: {error}") from error
+    objective = call_factory(make, kwargs, f"objective.kwargs of {name!r}")
     if not isinstance(objective, Objective):
         raise ConfigError(f"objective.name={name!r} returned {type(objective).__name__}, not an Objective")
     return objective

@@ -111,8 +111,11 @@ def described(error: BaseException) -> str:
     """A bug in one line, with the place in its author's code: `KeyError: 'oops' (my_env.py:31 in _submit)`.
 
     The place is the innermost frame outside sparring, the standard library and installed packages; where there is
-    none, the innermost of all. Of the file it tells the name alone.
+    none, the innermost of all. Of a file that is not Python it is where it ceases to be. Of the file it tells the name
+    alone.
     """
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{type(error).__name__}: {error.msg} ({os.path.basename(error.filename)}:{error.lineno})"
     text = f"{type(error).__name__}: {error}"
     frames = list(traceback.walk_tb(error.__traceback__))
     if not frames:

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from sparring.errors import ConfigError
+from sparring.errors import ConfigError, SparringError, described
 
-__all__ = ["load_attribute"]
+__all__ = ["call_factory", "load_attribute", "load_module"]
 
 
 def load_attribute(spec: str, key: str) -> Any:
     """Import what `spec` names; `key` is the configuration key, for the error.
 
     Raises:
-        ConfigError: not of that form, no such file, module or attribute, or the code raises when it is imported.
+        ConfigError: not of that form, or no such attribute; or as `load_module`.
     """
     source, separator, attribute = spec.rpartition(":")
     if not separator or not source or not attribute:
         raise ConfigError(f"{key}={spec!r} is not of the form 'module:name' or 'file.py:name'")
-    try:
-        module = _load_file(Path(source), key) if source.endswith(".py") else importlib.import_module(source)
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever the user's code raises
-        raise ConfigError(f"{key}={spec!r}: importing {source} failed: {type(error).__name__}: {error}") from error
+    module = load_module(source, key)
     try:
         return getattr(module, attribute)
     except AttributeError:
@@ -34,12 +32,49 @@ def load_attribute(spec: str, key: str) -> Any:
         raise ConfigError(f"{key}={spec!r}: {source} defines no {attribute!r}; it defines {names}") from None
 
 
-def _load_file(path: Path, key: str) -> Any:
+def load_module(source: str, key: str) -> ModuleType:
+    """Import a module by its name, or run a file.
+
+    Raises:
+        ConfigError: there is none, or its code raises: then with the file, the line and the error.
+    """
+    try:
+        return _run_file(Path(source), key) if source.endswith(".py") else importlib.import_module(source)
+    except SparringError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        missing = isinstance(error, ModuleNotFoundError) and f"{source}.".startswith(f"{error.name}.")
+        what = str(error) if missing else f"importing {source} failed: {described(error)}"
+        raise ConfigError(f"{key}: {what}") from error
+
+
+def call_factory(make: Callable[..., Any], kwargs: Mapping[str, Any], what: str) -> Any:
+    """What a user's function makes of a configuration's arguments; `what` names them in the error.
+
+    Raises:
+        ConfigError: it does not take them, or its code raises: then with the file, the line and the error.
+    """
+    try:
+        return make(**kwargs)
+    except SparringError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        inside = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        raise ConfigError(f"{what}: {described(error) if inside else error}") from error
+
+
+def _run_file(path: Path, key: str) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"{key}: there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # A name that no other module has; registered, since dataclasses and type hints look their module up.
+    spec = importlib.util.spec_from_file_location(f"{path.stem}@{path.resolve()}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
     return module
