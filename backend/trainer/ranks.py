@@ -1,0 +1,116 @@
+"""The processes of a training run, one for each device, and what they do together. accelerate owns the processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, broadcast_object_list, gather_object
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from sparring.backend.trainer.interrupt import InterruptGuard
+from sparring.backend.trainer.packing import Sample
+from sparring.errors import ConfigError, TrainerError
+
+__all__ = ["Ranks", "sharding_mesh"]
+
+T = TypeVar("T")
+
+
+def sharding_mesh(sharding: str, device: torch.device) -> DeviceMesh | None:
+    """The ranks over which parameters are sharded; None where they are whole, as in a run of one process."""
+    if sharding == "none" or not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return None
+    return init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+
+
+class Ranks:
+    """
+    Args:
+        mesh: over which parameters are sharded, or None.
+
+    Raises:
+        ConfigError: accelerate itself was told to shard: checkpoints and published weights would be of one shard.
+    """
+
+    def __init__(self, accelerator: Accelerator, mesh: DeviceMesh | None) -> None:
+        if accelerator.distributed_type == DistributedType.FSDP:
+            raise ConfigError("accelerate is set to FSDP: unset ACCELERATE_USE_FSDP, and set trainer.sharding=fsdp2")
+        self._accelerator = accelerator
+        self.count: int = accelerator.num_processes
+        self.index: int = accelerator.process_index
+        self.is_main: bool = accelerator.is_main_process
+        self.mesh = mesh
+
+    @property
+    def sharded(self) -> bool:
+        return self.mesh is not None
+
+    def from_main(self, make: Callable[[], T]) -> T:
+        """What `make` gives the main rank, on every rank; an error that it raises there is raised on all of them."""
+        if self.count == 1:
+            return make()
+        payload: list[Any] = [None]
+        if self.is_main:
+            try:
+                payload = [make()]
+            except Exception as error:
+                payload = [error]
+        broadcast_object_list(payload, from_process=0)
+        if isinstance(payload[0], Exception):
+            raise payload[0]
+        made: T = payload[0]
+        return made
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in their order, on every rank."""
+        return [value] if self.count == 1 else list(gather_object([value]))
+
+    def share(self, rows: Sequence[list[Sample]]) -> tuple[list[list[Sample]], list[list[Sample]]]:
+        """This rank's rows, and those that it passes besides for nothing, since the others wait for it.
+
+        Whole parameters (DDP) want one pass of every rank, at whose end gradients are averaged; sharded ones are
+        gathered in every pass, so that all ranks make the same number.
+        """
+        mine = list(rows[self.index :: self.count])
+        passes = -(-len(rows) // self.count) if self.sharded else 1
+        cheapest = min(rows, key=lambda members: sum(len(sample.context) for sample in members))
+        return mine, [cheapest] * (passes - len(mine))
+
+    def release(self, guard: InterruptGuard) -> None:
+        """Obey a Ctrl-C that came while the guard was held. Where parameters are sharded, it is held but for here, and
+        all ranks stop at the same step if one was told to: they gather a checkpoint together.
+
+        Raises:
+            KeyboardInterrupt: there was one.
+        """
+        if not self.sharded:
+            return guard.release()
+        guard.release(any(self.gather(guard.pending)))
+        guard.hold()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Say plainly when another rank is gone: communication fails at once, in words that do not tell.
+
+        Raises:
+            TrainerError: in place of that failure.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if self.count == 1 or not _is_of_communication(error):
+                raise
+            first = str(error).strip().partition("\n")[0]
+            raise TrainerError(
+                f"another rank of this run is gone or hangs ({first}): its own output says why. Start all ranks again, "
+                "and resume from the last checkpoint"
+            ) from error
+
+
+def _is_of_communication(error: RuntimeError) -> bool:
+    words = ("gloo", "NCCL", "closed by peer", "reset by peer")
+    return isinstance(error, torch.distributed.DistError) or any(word in str(error) for word in words)
