@@ -166,6 +166,9 @@ class TrainerConfig(_Section):
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="compute type; master weights are float32")
     threads: int = Field(1, ge=1, description="torch threads of the trainer")
     device: str = Field("auto", description="'cpu', 'cuda', or 'auto'")
+    sharding: Literal["none", "fsdp2"] = Field(
+        "none", description="several ranks: each holds all weights and moments (none), or its part of them (fsdp2)"
+    )
     gradient_checkpointing: bool = False
     compile: bool = Field(False, description="fuse the layers' elementwise work; the first steps take a minute more")
     checkpoint_every: int = Field(10, ge=0, description="steps between checkpoints; 0: at the end alone")
@@ -179,6 +182,21 @@ class TrainerConfig(_Section):
     max_logprob_drift: float | None = Field(
         None, gt=0, description="the probe refuses above this mean |Δ log p|; default 0.1 in bfloat16, 0.001 in float32"
     )
+
+    @model_validator(mode="after")
+    def _check_what_is_sharded(self) -> Self:
+        beside = {
+            "lora": self.lora is not None,
+            "optimizer=adamw_8bit": self.optimizer != "adamw",
+            "compile": self.compile,
+        }
+        if self.sharding != "none" and any(beside.values()):
+            unfit = ", ".join(f"trainer.{name}" for name, given in beside.items() if given)
+            raise ValueError(
+                f"trainer.sharding={self.sharding} shards float32 weights and moments that are all trained, layers as "
+                f"they are: leave out {unfit}, or the sharding"
+            )
+        return self
 
 
 class EvalConfig(_Section):
