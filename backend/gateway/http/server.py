@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from sparring.backend.gateway.http.app import make_app
+from sparring.backend.gateway.http.head_deadline import HeadDeadlineProtocol
 from sparring.backend.gateway.http.ledger import Ledger, SessionLimits
 from sparring.backend.gateway.recorder import Recorder
 from sparring.errors import ConfigError, GatewayError
@@ -64,6 +65,7 @@ class GatewayServer:
         app = make_app(recorder, self._ledger, admin_key=self.admin_key)
         config = uvicorn.Config(
             app,
+            http=HeadDeadlineProtocol,
             lifespan="off",
             log_level="warning",
             access_log=False,
