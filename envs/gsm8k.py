@@ -18,6 +18,7 @@ from sparring.envs.tasks import TaskRange
 from sparring.envs.tools import ToolBox
 from sparring.envs.vector import ChatVectorEnv
 from sparring.errors import ConfigError, TaskError
+from sparring.hub import hub_or_cache
 from sparring.types import Message
 
 __all__ = ["GSM8K", "extract_answer", "make_vector"]
@@ -150,11 +151,13 @@ def _from_hub(split: str) -> Sequence[Problem]:
     try:
         from datasets import load_dataset
 
-        rows = load_dataset(_HUB_ID, "main", split=split)
+        with hub_or_cache():
+            rows = load_dataset(_HUB_ID, "main", split=split)
     except Exception as error:  # the hub client raises many kinds; each means the same here
         raise TaskError(
             f"GSM8K: {_HUB_ID} did not load from the Hugging Face hub ({type(error).__name__}: {error}); "
-            "give path=, or set SPARRING_DATA to a folder with gsm8k/train.jsonl and gsm8k/test.jsonl"
+            "give path= (in a configuration env.kwargs.path), or set SPARRING_DATA to a folder with gsm8k/train.jsonl "
+            "and gsm8k/test.jsonl"
         ) from error
     return [_problem(row, f"{_HUB_ID} {split} row {number}") for number, row in enumerate(rows)]
 

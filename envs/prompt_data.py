@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.errors import ConfigError, TaskError
+from sparring.hub import hub_or_cache
 from sparring.types import Message
 
 __all__ = ["PromptRow", "load_prompts"]
@@ -90,7 +91,8 @@ def _from_hub(hub_id: str, name: str | None, split: str) -> Sequence[PromptRow]:
     try:
         from datasets import get_dataset_split_names, load_dataset
 
-        rows = load_dataset(hub_id, name, split=split) if split in get_dataset_split_names(hub_id, name) else []
+        with hub_or_cache():
+            rows = load_dataset(hub_id, name, split=split) if split in get_dataset_split_names(hub_id, name) else []
     except Exception as error:  # the hub client raises many kinds; each means the same here
         raise ConfigError(f"dataset: {hub_id!r} is no file, and the hub did not give it: {error}") from error
     return _Rows(rows, f"{hub_id} {split}")

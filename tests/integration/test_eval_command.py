@@ -262,6 +262,7 @@ def test_a_hubs_model_is_still_asked_for(capsys, tmp_path, monkeypatch):
         raise OSError(f"no network for {name}")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", ask)
+    monkeypatch.setattr("sparring.backend.models.hub_answers", lambda: True)
     monkeypatch.chdir(tmp_path)
     assert "no network for Qwen/Qwen3-0.6B" in evaluate(capsys, "Qwen/Qwen3-0.6B", *KEY_LOOKUP)[2]
 

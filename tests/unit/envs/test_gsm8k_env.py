@@ -79,7 +79,7 @@ def test_without_data_the_hub_is_asked_and_its_silence_explained(monkeypatch):
     monkeypatch.delenv("SPARRING_DATA", raising=False)
     monkeypatch.setattr("socket.socket.connect", _unreachable)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(TaskError, match=r"give path=, or set SPARRING_DATA"):
+    with pytest.raises(TaskError, match=r"env\.kwargs\.path\), or set SPARRING_DATA"):
         GSM8K().task_ids("train")
 
 
