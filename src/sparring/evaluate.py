@@ -21,6 +21,7 @@ from sparring.eval_display import EvalProgress, print_results
 from sparring.eval_log import EvalLog
 from sparring.eval_subject import Subject, find_subject
 from sparring.evaluation import EvalEpisode
+from sparring.preflight import check_engine
 from sparring.wiring import make_engine, make_policy, sampling_params, set_torch_environment, sigterm_as_interrupt
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ def evaluate(request: EvalRequest) -> int:
     subject = find_subject(
         request.model, request.envs[0].id if request.envs else "", _overrides(request), remote=bool(request.base_url)
     )
+    if subject.folder is not None:
+        check_engine(subject.config.engine)
     envs = request.envs or subject.config.env.parts
     plans = [_plan(env, request, subject.config.seed) for env in envs]
     sampling = _sampling(request, subject)

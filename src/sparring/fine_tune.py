@@ -12,6 +12,7 @@ from rich.console import Console
 
 from sparring.backend.buffer import BufferView
 from sparring.backend.buffer.harvest import preference_pairs, rewarded_episodes
+from sparring.backend.models import check_model, resolve_model
 from sparring.config import RunConfig
 from sparring.config_file import load_config
 from sparring.display import supervised_progress
@@ -72,7 +73,8 @@ def sft(request: FineTuning, *, min_reward: float, per_task: int | None) -> int:
 
     torch.set_num_threads(config.trainer.threads)
     torch.manual_seed(config.seed)
-    policy, tokenizer = load_policy(_start(request, directory, config), getattr(torch, config.trainer.dtype))
+    start = resolve_model(_start(request, directory, config))
+    policy, tokenizer = load_policy(start, getattr(torch, config.trainer.dtype))
     policy.to("cpu" if trains_on_cpu(config.trainer.device) else "cuda")  # type: ignore[arg-type]
     with supervised_progress(console, steps) as show:
         losses = warm_start(
@@ -115,7 +117,7 @@ def dpo(request: FineTuning, *, beta: float, min_gap: float, pairs_per_group: in
 
     torch.set_num_threads(config.trainer.threads)
     model, tokenizer, steps = train_dpo(
-        _start(request, directory, config),
+        resolve_model(_start(request, directory, config)),
         pairs,
         beta=beta,
         epochs=request.epochs,
@@ -147,16 +149,15 @@ def _open(request: FineTuning) -> tuple[RunDirectory, RunConfig]:
     if request.epochs < 1 or request.batch_size < 1 or not 0 < request.learning_rate < math.inf:
         raise ConfigError("--epochs and --batch-size are at least 1, --learning-rate above 0")
     config = load_config(directory.config, request.overrides).config
+    check_model(_start(request, directory, config))
     set_torch_environment(config)
     return directory, config
 
 
-def _start(request: FineTuning, directory: RunDirectory, config: RunConfig) -> Path:
-    from sparring.backend.models import resolve_model
-
+def _start(request: FineTuning, directory: RunDirectory, config: RunConfig) -> str:
     if request.model is not None:
-        return resolve_model(request.model)
-    return resolve_model(str(directory.warm_start) if directory.warm_start.is_dir() else config.model.path)
+        return request.model
+    return str(directory.warm_start) if directory.warm_start.is_dir() else config.model.path
 
 
 def _write(
@@ -173,7 +174,6 @@ def _write(
 
     from sparring.backend.folders import written_aside
     from sparring.backend.gateway import ChatFormat
-    from sparring.backend.models import resolve_model
     from sparring.backend.trainer.checkpoint import save_model
 
     chat = ChatFormat.load(
