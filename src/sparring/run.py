@@ -15,6 +15,7 @@ from sparring.config_file import LoadedConfig
 from sparring.display import Display, supervised_progress
 from sparring.errors import TaskError
 from sparring.held_out import HeldOut
+from sparring.preflight import check_start
 from sparring.report import print_report, write_report
 from sparring.run_dir import RunDirectory
 from sparring.task_sources import make_episode_runner, make_sampler, open_sources
@@ -47,6 +48,7 @@ def train(loaded: LoadedConfig, *, resume: bool = False) -> int:
     directory = RunDirectory.open(loaded, resume=resume)
     console = Console() if Console().is_terminal else Console(width=160)
     if directory.finished_steps < loaded.config.trainer.steps:
+        check_start(loaded.config)
         if resume:
             newest = directory.newest_checkpoint
             whence = "no checkpoint yet: from the beginning" if newest is None else f"from checkpoint-{newest}"
