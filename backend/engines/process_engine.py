@@ -18,9 +18,9 @@ import torch
 
 from sparring.backend.engines.base import WeightSource
 from sparring.backend.engines.client import WorkerClient
+from sparring.backend.engines.options import EngineOptions
 from sparring.backend.engines.shared_weights import SharedWeights, open_shared_file
 from sparring.backend.onednn import BOUNDED_KERNEL_CACHES
-from sparring.config import LoraConfig
 from sparring.errors import EngineError
 
 __all__ = ["ProcessEngine"]
@@ -31,8 +31,7 @@ _LONGEST_LINE = 1 << 28  # bytes; a status or a completion is far below
 _EXIT_DEADLINE_S = 10.0
 _STATUS_DEADLINE_S = 1.0
 # For glibc: keep some freed megabytes instead of giving them back, in one heap for all threads. Else every large
-# intermediate of every step is mapped, zeroed and unmapped anew; attention over the new tokens of a next turn then
-# takes twice the time.
+# intermediate of every step is mapped, zeroed and unmapped anew, most of all in attention over a next turn's tokens.
 _KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 25),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 26),
@@ -57,46 +56,17 @@ class ProcessEngine(WorkerClient):
     `EngineError` that names its exit code and its last words.
     """
 
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        slots: int = 32,
-        max_length: int = 2048,
-        dtype: str = "bfloat16",
-        device: str = "auto",
-        threads: int = 1,
-        deterministic: bool = False,
-        seed: int = 0,
-        kept_sessions: int | None = None,
-        lora: LoraConfig | None = None,
-        niceness: int = 0,
-        start_timeout_s: float = 300.0,
-    ) -> None:
-        """As `TorchEngine`, and:
-
+    def __init__(self, model: str | Path, *, niceness: int = 0, start_timeout_s: float = 300.0, **options: Any) -> None:
+        """
         Args:
-            threads: of the child alone.
+            model: a folder.
             niceness: added to the child's, so that it yields to the trainer.
             start_timeout_s: most seconds from `start` to a loaded model.
+            options: those of `EngineOptions`, by name; the threads are the child's alone.
         """
         super().__init__()
-        self._setup = {
-            "model": str(model),
-            "niceness": niceness,
-            "options": {
-                "slots": slots,
-                "max_length": max_length,
-                "dtype": dtype,
-                "device": device,
-                "threads": threads,
-                "deterministic": deterministic,
-                "seed": seed,
-                "kept_sessions": slots if kept_sessions is None else kept_sessions,
-                "lora": lora.model_dump() if lora is not None else None,
-            },
-        }
-        self._threads, self._start_timeout_s = threads, start_timeout_s
+        self._options = EngineOptions(**options)
+        self._model, self._niceness, self._start_timeout_s = str(model), niceness, start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -115,8 +85,8 @@ class ProcessEngine(WorkerClient):
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed by _end
         environment = {
             **os.environ,
-            "OMP_NUM_THREADS": str(self._threads),
-            "MKL_NUM_THREADS": str(self._threads),
+            "OMP_NUM_THREADS": str(self._options.threads),
+            "MKL_NUM_THREADS": str(self._options.threads),
             "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads of two torch processes stall each other for minutes
             "TOKENIZERS_PARALLELISM": "false",
             **_KEEP_MEMORY,
@@ -132,7 +102,7 @@ class ProcessEngine(WorkerClient):
             )  # fmt: skip
         try:
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=_LONGEST_LINE)
-            self._send(self._setup)
+            self._send({"model": self._model, "options": self._options.to_json(), "niceness": self._niceness})
             async with asyncio.timeout(self._start_timeout_s):
                 line = await reader.readline()
             if not line:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from sparring.backend.engines.options import EngineOptions
 from sparring.backend.engines.shared_weights import SharedWeights
 from sparring.backend.engines.worker import Message, Worker, make_scheduler, read_weights
 from sparring.errors import EngineError
@@ -33,7 +34,7 @@ def main(socket_fd: int, weights_fd: int, parent_pid: int) -> None:
         setup = lines.read()
         os.nice(setup["niceness"])
         try:
-            scheduler = make_scheduler(setup["model"], setup["options"])
+            scheduler = make_scheduler(setup["model"], EngineOptions.from_json(setup["options"]))
         except EngineError as error:
             lines.write([{"event": "failed", "reason": str(error)}])
             return

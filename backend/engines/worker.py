@@ -10,17 +10,15 @@ from typing import Any
 import torch
 
 from sparring.backend.engines.base import SamplingParams
+from sparring.backend.engines.options import EngineOptions
 from sparring.backend.engines.scheduler import Decode, Event, Scheduler
 from sparring.backend.engines.slot_model import SlotModel
-from sparring.config import LoraConfig
 from sparring.errors import EngineError
 
-__all__ = ["EngineOptions", "Message", "Worker", "make_scheduler", "read_weights"]
+__all__ = ["Message", "Worker", "make_scheduler", "read_weights"]
 
 Message = dict[str, Any]
 """A command to the worker, or an event from it. JSON, but for the weights of an engine in the same process."""
-
-EngineOptions = dict[str, Any]
 
 
 class Worker:
@@ -125,31 +123,29 @@ def make_scheduler(model: Any, options: EngineOptions, tokenizer: Any = None) ->
 
     Args:
         model: a folder or a model object.
-        options: the keyword arguments of `TorchEngine`.
         tokenizer: what decodes stop strings; by default the folder's.
     """
-    torch.set_num_threads(options["threads"])
-    device = options["device"]
+    torch.set_num_threads(options.threads)
+    device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    cache_slots = options["slots"] + options["kept_sessions"]
     slot_model = SlotModel(
         model,
-        slots=cache_slots + 1,
-        rows=options["slots"],
-        max_length=options["max_length"],
-        dtype=getattr(torch, options["dtype"]),
+        slots=options.cache_slots + 1,
+        rows=options.slots,
+        max_length=options.max_length,
+        dtype=getattr(torch, options.dtype),
         device=torch.device(device),
-        row_by_row=options["deterministic"],
-        lora=LoraConfig(**options["lora"]) if options["lora"] else None,
+        row_by_row=options.deterministic,
+        lora=options.lora,
     )
     return Scheduler(
         slot_model,
-        slots=options["slots"],
-        cache_slots=cache_slots,
-        max_length=options["max_length"],
-        deterministic=options["deterministic"],
-        seed=options["seed"],
+        slots=options.slots,
+        cache_slots=options.cache_slots,
+        max_length=options.max_length,
+        deterministic=options.deterministic,
+        seed=options.seed,
         decode=_lazy_decode(model, tokenizer),
     )
 
