@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -15,7 +16,7 @@ from sparring.config import RunConfig
 from sparring.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
-    from sparring.backend.engines.sglang import SGLangServer
+    from sparring.backend.engines.remote.process import ServerProcess
 
 __all__ = ["serve_inference"]
 
@@ -37,21 +38,25 @@ def serve_inference(config: RunConfig, *, host: str, port: int) -> int:
 
     if config.engine.urls:
         raise ConfigError("engine.urls names servers that run already; serve starts some: leave it out")
+    if config.engine.type == "vllm" and not os.environ.get("SPARRING_ENGINE_KEY"):
+        raise ConfigError(
+            "vLLM's servers ask for a key: set SPARRING_ENGINE_KEY to a secret of yours, here and where runs attach"
+        )
     set_torch_environment(config)
     model = resolve_model(config.model.path)
-    start = _sglang if config.engine.type == "sglang" else _torch
-    return asyncio.run(_until_signal(_keep(start(config, model, host, port))))
+    start, kind = (_torch, "sglang") if config.engine.type == "torch" else (_servers, config.engine.type)
+    return asyncio.run(_until_signal(_keep(start(config, model, host, port), kind)))
 
 
-async def _keep(serving: Any) -> None:
+async def _keep(serving: Any, kind: str) -> None:
     async with serving as (urls, watch):
-        print(f"ready; a run attaches with:  engine.type=sglang 'engine.urls={json.dumps(urls)}'", flush=True)
+        print(f"ready; a run attaches with:  engine.type={kind} 'engine.urls={json.dumps(urls)}'", flush=True)
         await watch()
 
 
 @asynccontextmanager
-async def _sglang(config: RunConfig, model: Path, host: str, port: int) -> AsyncIterator[tuple[list[str], Any]]:
-    from sparring.backend.engines.sglang.configured import make_servers
+async def _servers(config: RunConfig, model: Path, host: str, port: int) -> AsyncIterator[tuple[list[str], Any]]:
+    from sparring.backend.engines.configured import make_servers
 
     logs = Path(tempfile.mkdtemp(prefix="sparring-serve-"))
     servers = make_servers(config, model, logs, host=host, port=port)
@@ -62,7 +67,7 @@ async def _sglang(config: RunConfig, model: Path, host: str, port: int) -> Async
         yield urls, lambda: _watch(servers)
 
 
-async def _watch(servers: Sequence[SGLangServer]) -> None:
+async def _watch(servers: Sequence[ServerProcess[Any]]) -> None:
     while True:
         for server in servers:
             if words := await server.last_words(0.0):

@@ -14,8 +14,7 @@ from sparring.agents.native import NativePolicy
 from sparring.agents.policy import Policy
 from sparring.backend.onednn import BOUNDED_KERNEL_CACHES
 from sparring.config import LoraConfig, RunConfig
-from sparring.errors import ConfigError
-from sparring.plugins import load_attribute
+from sparring.plugins import call_factory, load_attribute
 
 if TYPE_CHECKING:
     from sparring.backend.engines.base import Engine, SamplingParams
@@ -26,7 +25,8 @@ __all__ = ["make_engine", "make_policy", "sampling_params", "set_torch_environme
 def make_policy(config: RunConfig) -> Policy:
     if config.agent.policy == "native":
         return NativePolicy()
-    return load_attribute(config.agent.policy, "agent.policy")(**config.agent.kwargs)
+    make = load_attribute(config.agent.policy, "agent.policy")
+    return call_factory(make, config.agent.kwargs, f"agent.kwargs of {config.agent.policy!r}")
 
 
 def make_engine(config: RunConfig, model: Path, logs: Path, *, lora: LoraConfig | None = None) -> Engine:
@@ -34,15 +34,13 @@ def make_engine(config: RunConfig, model: Path, logs: Path, *, lora: LoraConfig 
 
     Args:
         logs: a folder for those of its servers.
-        lora: it gets the tensors of such an adapter as its new weights. SGLang gets merged weights, and needs no word.
+        lora: it gets the tensors of such an adapter as its new weights. Servers get merged weights, and need no word.
     """
     knobs = config.engine
-    if knobs.type == "sglang":
-        from sparring.backend.engines.sglang.configured import make_sglang
-
-        return make_sglang(config, model, logs)
     if knobs.type != "torch":
-        raise ConfigError(f"engine.type={knobs.type!r} is not there yet; 'torch' and 'sglang' are")
+        from sparring.backend.engines.configured import make_remote
+
+        return make_remote(config, model, logs)
     make: Any
     if knobs.in_process:
         from sparring.backend.engines.torch_engine import TorchEngine as make

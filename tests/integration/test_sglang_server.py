@@ -10,9 +10,9 @@ import time
 import pytest
 
 from sparring.backend.engines.base import SamplingParams
+from sparring.backend.engines.remote.layout import WeightLayout
+from sparring.backend.engines.remote.process import check_gpu_memory
 from sparring.backend.engines.sglang import ServerOptions, SGLangEngine, SGLangServer
-from sparring.backend.engines.sglang.server import check_gpu_memory
-from sparring.backend.engines.sglang.weights import WeightLayout
 from sparring.errors import EngineError
 
 pytestmark = pytest.mark.slow
@@ -123,18 +123,18 @@ def test_too_little_memory_is_said_before_loading_with_the_numbers(nvidia_smi, t
     big = WeightLayout(layout.folder, layout.architecture, "bfloat16", True, {"w": (50_000, 100_000)})
     nvidia_smi(16_000, 15_000)
     with pytest.raises(EngineError, match=r"5\.00B parameters in bfloat16 take 9\.3 GiB.*0\.35 of 16 GiB is 5\.5 GiB"):
-        check_gpu_memory(big, ServerOptions())
+        check_gpu_memory(big, ServerOptions(), "SGLang")
     nvidia_smi(16_000, 2_000)
     with pytest.raises(EngineError, match=r"GPU 0 has 2\.0 of 16 GiB free"):
-        check_gpu_memory(layout, ServerOptions())
+        check_gpu_memory(layout, ServerOptions(), "SGLang")
     nvidia_smi(16_000, 15_000)
-    check_gpu_memory(layout, ServerOptions())
+    check_gpu_memory(layout, ServerOptions(), "SGLang")
 
 
 def test_without_a_gpu_it_is_said(monkeypatch, tmp_path, tiny_qwen3):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EngineError, match="engine=sglang needs one"):
-        check_gpu_memory(WeightLayout.of_model(tiny_qwen3), ServerOptions())
+    with pytest.raises(EngineError, match="SGLang needs one"):
+        check_gpu_memory(WeightLayout.of_model(tiny_qwen3), ServerOptions(), "SGLang")
 
 
 def _alive(pid: int) -> bool:

@@ -1,7 +1,6 @@
 """SGLang as the sampler: a client of its HTTP endpoints, the process that runs it, and ways to bring it new weights."""
 
 from sparring.backend.engines.sglang.engine import SGLangEngine
-from sparring.backend.engines.sglang.pool import EnginePool
 from sparring.backend.engines.sglang.server import ServerOptions, SGLangServer
 
-__all__ = ["EnginePool", "SGLangEngine", "SGLangServer", "ServerOptions"]
+__all__ = ["SGLangEngine", "SGLangServer", "ServerOptions"]

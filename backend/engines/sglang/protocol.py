@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sparring.backend.engines.base import FinishReason, SamplingParams
+from sparring.backend.engines.remote.reply import Leg, Reply, refusal
 from sparring.errors import EngineError
 
-__all__ = ["Reply", "ServerInfo", "check_sampling", "cuts_support", "generate_body", "parse_reply", "parse_server_info"]
+__all__ = ["ServerInfo", "check_sampling", "cuts_support", "generate_body", "parse_reply", "parse_server_info"]
 
 # More than any vocabulary, less than the value that SGLang takes for "off": asks for the sampling mask without a cut.
 _WHOLE_VOCABULARY = 1 << 24
+
+
+_DTYPES = {"bfloat16": "bfloat16", "float16": "float16", "half": "float16", "float32": "float32", "float": "float32"}
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class ServerInfo:
         version: of SGLang.
         weight_version: of the weights it holds; 0 where it names none of ours.
         deterministic: started with deterministic inference, without which SGLang ignores a request's seed.
+        gpu: the first that it lies on, and `ranks`, on how many.
+        dtype: of its weights, where it was told one; None: the model's own.
     """
 
     version: str
@@ -31,18 +37,9 @@ class ServerInfo:
     weight_version: int
     deterministic: bool
     skips_tokenizer: bool
-
-
-@dataclass(frozen=True)
-class Reply:
-    """One answer, or the cumulative state of a streamed one. `versions` is None where the server does not say."""
-
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] | None = None
-    finish_reason: FinishReason | None = None
-    stop_string: str | None = None
-    top_logprobs: list[list[tuple[int, float]]] | None = None
+    gpu: int = 0
+    ranks: int = 1
+    dtype: str | None = None
 
 
 def parse_server_info(server: Mapping[str, Any], model: Mapping[str, Any], url: str) -> ServerInfo:
@@ -63,6 +60,9 @@ def parse_server_info(server: Mapping[str, Any], model: Mapping[str, Any], url: 
         weight_version=int(weight_version) if weight_version.isdecimal() else 0,
         deterministic=bool(server.get("enable_deterministic_inference")),
         skips_tokenizer=bool(server.get("skip_tokenizer_init")),
+        gpu=int(server.get("base_gpu_id") or 0),
+        ranks=int(server.get("tp_size") or 1),
+        dtype=_DTYPES.get(str(server.get("dtype"))),
     )
 
 
@@ -89,17 +89,16 @@ def cuts_support(sampling: SamplingParams) -> bool:
     return sampling.temperature > 0 and bool(sampling.top_k or sampling.top_p < 1 or sampling.min_p)
 
 
-def generate_body(
-    rid: str, token_ids: Sequence[int], sampling: SamplingParams, *, room: int, cache_salt: str, stream: bool
-) -> dict[str, Any]:
-    """The JSON of one request for at most `room` tokens, which shares cached prefixes with those of its salt alone.
+def generate_body(leg: Leg, *, stream: bool) -> dict[str, Any]:
+    """The JSON of one request.
 
     SGLang reports the log-probability after temperature and before top-k, top-p and min-p. Where those are set, the
     request asks for the sampling mask, with which the server also gives the renormalised log-probability; it wants a
     finite top-k for that.
     """
+    sampling = leg.sampling
     params: dict[str, Any] = {
-        "max_new_tokens": room,
+        "max_new_tokens": leg.room,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
@@ -113,12 +112,12 @@ def generate_body(
     if sampling.seed is not None:
         params["sampling_seed"] = sampling.seed
     body: dict[str, Any] = {
-        "rid": rid,
-        "input_ids": list(token_ids),
+        "rid": leg.rid,
+        "input_ids": leg.token_ids,
         "sampling_params": params,
         "return_logprob": True,
         "stream": stream,
-        "extra_key": cache_salt,
+        "extra_key": leg.cache_salt,
     }
     if sampling.top_logprobs:
         body["top_logprobs_num"] = sampling.top_logprobs
@@ -135,7 +134,7 @@ def parse_reply(data: Mapping[str, Any], sampling: SamplingParams) -> Reply:
         EngineError: the server refused, or its answer lacks what training needs.
     """
     if "meta_info" not in data:
-        raise EngineError(f"SGLang refused a request: {_reason(data)}")
+        raise EngineError(f"SGLang refused a request: {refusal(data) or str(data)[:500]}")
     meta = data["meta_info"]
     finish = meta.get("finish_reason")
     if finish is not None and finish["type"] == "abort" and finish.get("status_code"):
@@ -172,8 +171,3 @@ def parse_reply(data: Mapping[str, Any], sampling: SamplingParams) -> Reply:
 
 
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
-
-
-def _reason(data: Mapping[str, Any]) -> str:
-    error = data.get("error", data)
-    return str(error.get("message", error) if isinstance(error, Mapping) else error)[:500]

@@ -1,164 +1,46 @@
-"""One SGLang server as a child process, in a Python of its own."""
+"""How an SGLang server is started."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from sparring.backend.engines.sglang.transport import Transport
-from sparring.backend.engines.sglang.weights import WeightLayout
-from sparring.errors import EngineError
+from sparring.backend.engines.remote.process import ProcessOptions, ServerProcess
 
 __all__ = ["SGLangServer", "ServerOptions"]
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
-_LOG_TAIL_BYTES = 3000
-_GIB = 2**30
 _PREFILL_DELAY_MS = 300
 
 
 @dataclass(frozen=True)
-class ServerOptions:
-    """How to start a server.
+class ServerOptions(ProcessOptions):
+    """As for any server, and what is SGLang's own.
 
     Attributes:
-        python: the interpreter of SGLang's environment; it pins torch, transformers and openai, so not ours.
-        memory_fraction: share of the GPU's memory for weights and cache; the rest is the trainer's.
-        max_running: requests decoded together; CUDA graphs are captured up to it, since a larger batch would run
-            kernel by kernel, bound by the CPU.
+        max_running: CUDA graphs are captured up to it, since a larger batch would run kernel by kernel, bound by the
+            CPU.
         delay_prefill: prompts wait until there are so many of them, as a share of the running requests, or for 300 ms.
             Requests end one at a time, and a forward pass for each new prompt alone would halve the throughput.
         fp32_head: logits in float32, closer to a trainer that computes them so.
         attention: triton is in every build; fa3 is faster where the build has it.
-        extra: further arguments of `sglang.launch_server`.
-        start_timeout_s: imports, weights and graph capture take 1 to 3 minutes.
     """
 
-    python: str = sys.executable
-    host: str = "127.0.0.1"
-    port: int = 0
-    gpu: int = 0
-    memory_fraction: float = 0.35
-    max_running: int = 512
-    dtype: str = "bfloat16"
-    deterministic: bool = False
     fp32_head: bool = False
     delay_prefill: float = 0.1
     attention: str = "triton"
-    extra: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    start_timeout_s: float = 400.0
 
 
-class SGLangServer:
-    """Starts, watches and ends the process. Its log is `log_path`; it dies with us, however we die."""
+class SGLangServer(ServerProcess[ServerOptions]):
+    kind = "SGLang"
+    package = "sglang"
 
-    def __init__(
-        self,
-        model_path: Path,
-        options: ServerOptions,
-        *,
-        max_length: int,
-        log_path: Path,
-        command: Sequence[str] | None = None,
-    ) -> None:
-        """
-        Args:
-            max_length: context length in tokens.
-            command: what to run instead of SGLang (the stand-in of tests); it gets SGLang's arguments.
-        """
-        self._model_path, self._options, self._max_length, self._log_path = model_path, options, max_length, log_path
-        self._command = command
-        self._process: subprocess.Popen[bytes] | None = None
+    def _program(self) -> Sequence[str]:
+        return self._options.python, "-P", str(_LAUNCHER)
 
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
-
-    async def start(self) -> str:
-        """Start and wait until it can generate; returns its URL.
-
-        Raises:
-            EngineError: too little GPU memory (said before anything loads), or the process died or hung, with the end
-                of its log.
-        """
-        options = self._options
-        if self._command is None:
-            await asyncio.to_thread(check_gpu_memory, WeightLayout.of_model(self._model_path), options)
-        port = options.port or _free_port(options.host)
-        command = [*(self._command or (options.python, "-P", str(_LAUNCHER))), *self._arguments(port)]
-        self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        environment = os.environ | {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"} | dict(options.environment)
-        with self._log_path.open("ab") as log:
-            try:
-                self._process = subprocess.Popen(  # noqa: ASYNC220  # returns as soon as the process exists
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise EngineError(f"cannot run {command[0]}: {error}; set engine.python to SGLang's Python") from error
-        url = f"http://{options.host}:{port}"
-        try:
-            await self._wait_ready(url)
-        except BaseException:
-            await self.stop()
-            raise
-        return url
-
-    async def stop(self) -> None:
-        """End the whole process group. Idempotent."""
-        process = self._process
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # nothing in it is worth a slow goodbye, and a hung one gives none
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-        await asyncio.to_thread(process.wait, 10)
-
-    async def last_words(self, grace_s: float = 2.0) -> str | None:
-        """How the process ended and what it logged last; None where it lives on after `grace_s` seconds."""
-        if self._process is None:
-            return None
-        deadline = time.monotonic() + grace_s
-        while self._process.poll() is None:
-            if time.monotonic() > deadline:
-                return None
-            await asyncio.sleep(0.05)
-        return self._explain_exit()
-
-    async def _wait_ready(self, url: str) -> None:
-        assert self._process is not None
-        transport = Transport(url)
-        deadline = time.monotonic() + self._options.start_timeout_s
-        try:
-            while True:
-                if self._process.poll() is not None:
-                    raise EngineError(f"the SGLang server did not start: {self._explain_exit()}")
-                with contextlib.suppress(EngineError):
-                    await transport.get("/health", deadline_s=5.0)
-                    return
-                if time.monotonic() > deadline:
-                    raise EngineError(
-                        f"the SGLang server was not ready after {self._options.start_timeout_s:g} s: {self._log_tail()}"
-                    )
-                await asyncio.sleep(0.25)
-        finally:
-            await transport.close()
+    def _environment(self) -> dict[str, str]:
+        return {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 
     def _arguments(self, port: int) -> list[str]:
         options = self._options
@@ -187,53 +69,3 @@ class SGLangServer:
         if options.fp32_head:
             flags.append("--enable-fp32-lm-head")
         return [*(str(part) for pair in arguments.items() for part in pair), *flags, *options.extra]
-
-    def _explain_exit(self) -> str:
-        assert self._process is not None
-        code, tail = self._process.returncode, self._log_tail()
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        advice = ""
-        if "out of memory" in tail.lower():
-            advice = "; out of GPU memory: lower engine.memory_fraction or engine.slots, or what else uses the GPU"
-        elif "No module named 'sglang'" in tail:
-            advice = "; engine.python has no sglang: name the Python of SGLang's environment"
-        return f"the server's process ended ({how}){advice}. The end of {self._log_path}:\n{tail}"
-
-    def _log_tail(self) -> str:
-        with self._log_path.open("rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - _LOG_TAIL_BYTES))
-            return log.read().decode(errors="replace")
-
-
-def check_gpu_memory(layout: WeightLayout, options: ServerOptions) -> None:
-    """
-    Raises:
-        EngineError: the share of the GPU is not free, or cannot hold the weights and some cache.
-    """
-    wanted = ["--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits"]
-    query = ["nvidia-smi", f"--id={options.gpu}", *wanted]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-        total, free = (int(part) * 2**20 for part in answer.strip().splitlines()[0].split(","))
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        raise EngineError(f"no NVIDIA GPU {options.gpu} to be seen ({error}): engine=sglang needs one") from error
-    weights = layout.parameters * (4 if options.dtype == "float32" else 2)
-    share = options.memory_fraction * total
-    if weights * 1.2 > share:
-        raise EngineError(
-            f"{layout.parameters / 1e9:.2f}B parameters in {options.dtype} take {weights / _GIB:.1f} GiB, and "
-            f"engine.memory_fraction={options.memory_fraction:g} of {total / _GIB:.0f} GiB is {share / _GIB:.1f} GiB, "
-            "too little with a cache beside them: raise it, or take a smaller model"
-        )
-    if share > free:
-        raise EngineError(
-            f"engine.memory_fraction={options.memory_fraction:g} is {share / _GIB:.1f} GiB, but GPU {options.gpu} has "
-            f"{free / _GIB:.1f} of {total / _GIB:.0f} GiB free: lower it, or end what else uses the GPU"
-        )
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

@@ -9,99 +9,25 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import json
-import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import safe_open
-
 from sparring.backend.engines.base import WeightSource
-from sparring.backend.engines.sglang.transport import Transport
+from sparring.backend.engines.remote.folder import write_folder
+from sparring.backend.engines.remote.layout import WeightLayout
+from sparring.backend.engines.remote.transport import Transport
 from sparring.errors import EngineError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["StagedWeights", "WeightLayout", "load_staged", "stage"]
+__all__ = ["StagedWeights", "load_staged", "stage"]
 
 _ALIGNMENT = 256  # bytes; what the device's copy engines and kernels like
-_SHARED_MEMORY = Path("/dev/shm")
-
-
-@dataclass(frozen=True)
-class WeightLayout:
-    """Names and shapes of a model's tensors, as its folder says. A tied head is not a tensor of its own.
-
-    Attributes:
-        folder: where the configuration lies, which a folder of new weights needs too.
-    """
-
-    folder: Path
-    architecture: str
-    dtype: str
-    tied: bool
-    shapes: Mapping[str, tuple[int, ...]]
-
-    @classmethod
-    def of_model(cls, folder: Path) -> WeightLayout:
-        """
-        Raises:
-            EngineError: `folder` is no Hugging Face folder with safetensors.
-        """
-        try:
-            config = json.loads((folder / "config.json").read_text())
-            index = folder / "model.safetensors.index.json"
-            files = {"model.safetensors"}
-            if index.exists():
-                files = set(json.loads(index.read_text())["weight_map"].values())
-            shapes: dict[str, tuple[int, ...]] = {}
-            for file in sorted(files):
-                with safe_open(folder / file, framework="np") as tensors:
-                    shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-        except (OSError, ValueError, KeyError) as error:
-            raise EngineError(f"{folder} is no model folder with config.json and safetensors: {error}") from error
-        tied = bool(config.get("tie_word_embeddings"))
-        if tied:
-            shapes.pop("lm_head.weight", None)
-        return cls(folder, config["architectures"][0], config.get("dtype", "bfloat16"), tied, shapes)
-
-    @property
-    def parameters(self) -> int:
-        total = 0
-        for shape in self.shapes.values():
-            size = 1
-            for n in shape:
-                size *= n
-            total += size
-        return total
-
-    def check(self, given: Mapping[str, tuple[int, ...]]) -> None:
-        """
-        Raises:
-            EngineError: a tensor is missing, unknown or of another shape. (SGLang itself would skip it in silence.)
-        """
-        missing, unknown = sorted(self.shapes.keys() - given.keys()), sorted(given.keys() - self.shapes.keys())
-        if missing == ["lm_head.weight"]:
-            raise EngineError(
-                "the new weights have no lm_head.weight, since the trained model ties it to the embedding, but the "
-                f"sampled model {self.folder} does not: set tie_word_embeddings alike in both"
-            )
-        if missing or unknown:
-            raise EngineError(
-                f"the new weights are not the named_parameters() of {self.folder}: missing {_some(missing)}, unknown "
-                f"{_some(unknown)}; the old weights stay"
-            )
-        for name, shape in given.items():
-            if shape != self.shapes[name]:
-                raise EngineError(
-                    f"the new weights do not fit {self.folder}: {name} has shape {list(shape)}, expected "
-                    f"{list(self.shapes[name])}; the old weights stay"
-                )
 
 
 @dataclass(eq=False)
@@ -187,19 +113,5 @@ def _stage_on_gpu(
 
 
 def _stage_in_folder(version: int, named: Iterable[tuple[str, torch.Tensor]], layout: WeightLayout) -> StagedWeights:
-    import torch
-    from safetensors.torch import save_file
-
-    served = getattr(torch, layout.dtype)
-    where = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
-    owned = tempfile.TemporaryDirectory(prefix=f"sparring-weights-{version}-", dir=where)
-    folder = Path(owned.name)
-    folder.chmod(0o755)
-    tensors = {name: tensor.to("cpu", served).contiguous() for name, tensor in named}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    shutil.copy(layout.folder / "config.json", folder)
-    return StagedWeights(version, folder=folder, _owned=owned)
-
-
-def _some(names: list[str]) -> str:
-    return f"{names[:3]} and {len(names) - 3} more" if len(names) > 3 else str(names)
+    owned = write_folder(version, named, layout)
+    return StagedWeights(version, folder=Path(owned.name), _owned=owned)

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from sparring.backend.engines.sglang import EnginePool, SGLangEngine
-from sparring.backend.engines.sglang.configured import make_sglang
+from sparring.backend.engines.configured import make_remote
+from sparring.backend.engines.remote.pool import EnginePool
+from sparring.backend.engines.sglang import SGLangEngine
 from sparring.config import EngineConfig, EnvConfig, ModelConfig, RunConfig
 
 
@@ -13,7 +14,7 @@ def make(model: Path, logs: Path, **engine):
         env=EnvConfig(id="sparring/GSM8K-v0"),
         engine=EngineConfig(type="sglang", **engine),
     )
-    return make_sglang(config, model, logs)
+    return make_remote(config, model, logs)
 
 
 @pytest.mark.parametrize(("engine", "kind"), [({}, SGLangEngine), ({"servers": 2}, EnginePool)])

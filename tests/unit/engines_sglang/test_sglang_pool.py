@@ -3,8 +3,8 @@ import asyncio
 import pytest
 
 from sparring.backend.engines.base import SamplingParams
+from sparring.backend.engines.remote.pool import EnginePool
 from sparring.backend.engines.scripted import ScriptedEngine
-from sparring.backend.engines.sglang import EnginePool
 from sparring.errors import EngineError
 
 ONE = SamplingParams(max_new_tokens=1)

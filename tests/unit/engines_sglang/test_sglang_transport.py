@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from sparring.backend.engines.sglang.transport import Transport
+from sparring.backend.engines.remote.transport import Transport
 from sparring.errors import EngineError
 
 

@@ -1,4 +1,4 @@
-"""HTTP to one SGLang server: keep-alive, a deadline on everything, and what a lost connection means."""
+"""HTTP to one server: keep-alive, a deadline on everything, and what a lost connection means."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import aiohttp
 
 from sparring.errors import EngineError
 
-__all__ = ["Transport"]
+__all__ = ["ENGINE_KEY", "Transport"]
+
+ENGINE_KEY = "SPARRING_ENGINE_KEY"  # the environment variable with the API key of servers that run already
 
 # The server (uvicorn) closes a connection that idled for 5 s; a client that keeps one as long loses requests to that.
 _KEEPALIVE_S = 2.0
@@ -22,8 +24,9 @@ _MAX_EVENT_BYTES = 64 * 2**20
 class Transport:
     """One pool of connections to `url`, made on the event loop that uses it first."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, key: str | None = None) -> None:
         self.url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -37,13 +40,13 @@ class Transport:
         return await self._call("GET", path, None, deadline_s)
 
     async def post(self, path: str, body: Mapping[str, Any], *, deadline_s: float) -> Any:
-        """The JSON that the server answers, of an error status too (SGLang explains itself there); None if no JSON.
+        """The JSON that the server answers, of an error status too (servers explain themselves there); None if no JSON.
 
         A request whose connection dropped before the first byte of an answer is sent again: the server closed an idle
         connection that we were about to use. Nothing has been delivered then, so nothing happens twice.
 
         Raises:
-            EngineError: no connection, or no answer within `deadline_s` seconds.
+            EngineError: no connection, no answer within `deadline_s` seconds, or a key that the server does not take.
         """
         return await self._call("POST", path, body, deadline_s)
 
@@ -56,6 +59,7 @@ class Transport:
                 async with self._connected().post(
                     self.url + path, json=body, timeout=timeout, read_bufsize=_MAX_EVENT_BYTES
                 ) as response:
+                    self._check_key(response)
                     if response.content_type == "application/json":
                         yield await response.json()
                         return
@@ -76,9 +80,8 @@ class Transport:
         timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=min(10.0, deadline_s))
         for attempt in range(_RETRIES + 1):
             try:
-                async with self._connected().request(
-                    method, self.url + path, json=body, timeout=timeout
-                ) as response:
+                async with self._connected().request(method, self.url + path, json=body, timeout=timeout) as response:
+                    self._check_key(response)
                     raw = await response.read()
             except _DROPPED as error:
                 if attempt == _RETRIES or not _may_retry(error):
@@ -99,8 +102,13 @@ class Transport:
         if self._session is None:
             # Requests wait in the server, which schedules them; a limit here would only hide them from it.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
-            self._session = aiohttp.ClientSession(connector=connector)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self._session
+
+    def _check_key(self, response: aiohttp.ClientResponse) -> None:
+        if response.status == 401:
+            ours = "another API key than ours" if self._headers else "an API key"
+            raise EngineError(f"the server at {self.url} wants {ours}: set {ENGINE_KEY} to its key")
 
     def _lost(self, path: str, error: BaseException, deadline_s: float) -> EngineError:
         if isinstance(error, TimeoutError):

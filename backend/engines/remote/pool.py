@@ -44,7 +44,8 @@ class EnginePool(Engine):
     """Routes to the member that saw the request's prefix, else to the least loaded one.
 
     A member that fails is taken out, and its unfinished `generate` requests go to another; it comes back when its
-    health check passes and it holds the current weights. With no member left, requests fail.
+    health check passes and it holds the current weights, or else with the next update. With no member left, requests
+    fail.
     """
 
     def __init__(self, engines: Sequence[Engine], *, check_every_s: float = 5.0) -> None:
@@ -114,8 +115,8 @@ class EnginePool(Engine):
 
     async def stage_weights(self, version: int, source: WeightSource) -> WeightSource:
         for member in self._members:
-            if member.fault is not None and await self._healthy(member):
-                member.fault = None  # back for these weights: it missed earlier ones
+            if member.fault is not None and await self._answers(member):
+                member.fault = None  # back for these weights: it missed earlier ones, or lost them in a restart
         shared = source if isinstance(source, Path) else list(source)
 
         async def on(engine: Engine) -> None:
@@ -132,6 +133,9 @@ class EnginePool(Engine):
 
     async def resume(self) -> None:
         await self._everywhere(lambda engine: engine.resume())
+
+    async def verify_weights(self) -> None:
+        await self._everywhere(lambda engine: engine.verify_weights())
 
     async def health(self) -> EngineHealth:
         live = self._live()
@@ -177,6 +181,13 @@ class EnginePool(Engine):
 
     def _take_out(self, member: _Member, error: EngineError) -> None:
         member.fault = f"server {self._members.index(member)} was taken out: {error}"
+
+    async def _answers(self, member: _Member) -> bool:
+        try:
+            await member.engine.health()
+        except EngineError:
+            return False
+        return True
 
     async def _healthy(self, member: _Member) -> bool:
         try:

@@ -1,0 +1,1 @@
+"""What engines share that sample on a server: its process, HTTP to it, requests that outlive a pause, a pool."""
