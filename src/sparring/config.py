@@ -94,19 +94,19 @@ class AgentConfig(_Section):
 
 
 class EngineConfig(_Section):
-    type: Literal["torch", "sglang"] = Field("torch", description="what samples")
+    type: Literal["torch", "sglang", "vllm"] = Field("torch", description="what samples")
     slots: int = Field(32, ge=1, description="sequences decoded together")
     threads: int = Field(1, ge=1, description="torch threads of the engine's process")
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="weights and activations of the sampler")
     device: str = Field("auto", description="'cpu', 'cuda', or 'auto'")
     in_process: bool = Field(False, description="run the engine inside the trainer's process: for tests")
     deterministic: bool = Field(False, description="lock-step admission and a generator per request; needs staleness 0")
-    python: str | None = Field(None, description="sglang: the Python of SGLang's own environment")
-    urls: list[str] = Field(default_factory=list, description="sglang: servers that run already, none is started then")
-    servers: int = Field(1, ge=1, description="sglang: servers to start on the GPU, which share its memory")
-    memory_fraction: float = Field(0.35, gt=0, lt=1, description="sglang: share of the GPU's memory, the rest trains")
-    arguments: list[str] = Field(default_factory=list, description="sglang: further arguments of its server")
-    environment: dict[str, str] = Field(default_factory=dict, description="sglang: environment variables of its server")
+    python: str | None = Field(None, description="sglang, vllm: the Python of the server's own environment")
+    urls: list[str] = Field(default_factory=list, description="sglang, vllm: servers that run already, none is started")
+    servers: int = Field(1, ge=1, description="sglang, vllm: servers to start on the GPU, which share its memory")
+    memory_fraction: float = Field(0.35, gt=0, lt=1, description="sglang, vllm: share of the GPU's memory")
+    arguments: list[str] = Field(default_factory=list, description="sglang, vllm: further arguments of the server")
+    environment: dict[str, str] = Field(default_factory=dict, description="sglang, vllm: the server's variables")
 
 
 class SamplingConfig(_Section):

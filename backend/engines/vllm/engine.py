@@ -1,0 +1,117 @@
+"""The engine contract over one vLLM server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from sparring.backend.engines.base import SamplingParams, WeightSource
+from sparring.backend.engines.remote.engine import Call, RemoteEngine
+from sparring.backend.engines.remote.layout import WeightLayout
+from sparring.backend.engines.remote.reply import Leg, Reply, refusal
+from sparring.backend.engines.vllm.protocol import generate_body, parse_answer, request_id, version_of
+from sparring.backend.engines.vllm.weights import StagedWeights, load_calls, stage
+from sparring.errors import EngineError
+
+__all__ = ["VLLMEngine"]
+
+_IDENTIFY_S = 30.0
+_HEALTH_S = 4.5
+_HOW_TO_START = (
+    "start vLLM 0.33 or later with VLLM_SERVER_DEV_MODE=1 in its environment, and with --enable-scale-out "
+    "--logprobs-mode processed_logprobs"
+)
+
+
+class VLLMEngine(RemoteEngine):
+    """Samples from a vLLM server, through `/inference/v1/generate`.
+
+    Requests live through an update: the server says of each token which label its weights had, and we label them with
+    our versions. A seed makes a generator of the request's own; that it repeats beside other requests takes a server
+    with VLLM_BATCH_INVARIANT=1, which `engine.deterministic` sets.
+    """
+
+    kind = "vLLM"
+
+    async def _identify(self) -> int:
+        version = await self._died_or(self._transport.get("/version", deadline_s=_IDENTIFY_S))
+        models = await self._died_or(self._transport.get("/v1/models", deadline_s=_IDENTIFY_S))
+        weights = await self._died_or(self._transport.get("/weight_info", deadline_s=_IDENTIFY_S))
+        if not all(isinstance(answer, dict) for answer in (version, models)) or "version" not in version:
+            raise EngineError(
+                f"what answers at {self.url} is not a vLLM server (no version in its /version): check the port"
+            )
+        if "weight_version" not in (weights or {}):
+            raise EngineError(
+                f"the vLLM {version['version']} at {self.url} does not let its weights be changed: {_HOW_TO_START}"
+            )
+        for model in models.get("data") or ():
+            self._check_model(model)
+        return version_of(str(weights["weight_version"]))
+
+    def _check_model(self, model: dict[str, Any]) -> None:
+        length, root = model.get("max_model_len"), Path(model.get("root") or "")
+        if length is not None and length < self._max_length:
+            raise EngineError(
+                f"the vLLM server at {self.url} has a context of {length} tokens, less than model.max_length="
+                f"{self._max_length}: start it with --max-model-len {self._max_length}, or lower that"
+            )
+        if not (root / "config.json").is_file():
+            return  # a name of the hub, or a folder of the server's own machine
+        held = WeightLayout.of_model(root)
+        if held.architecture != self._layout.architecture or held.shapes != self._layout.shapes:
+            raise EngineError(
+                f"the vLLM server at {self.url} holds {held.architecture} of {held.parameters:,} parameters ({root}), "
+                f"but the model of this run is {self._layout.architecture} of {self._layout.parameters:,}: start the "
+                "server with the same model"
+            )
+
+    async def _probe(self) -> None:
+        """A token that had no alternative: where the server reports one as possible, it does so before the cut."""
+        only = SamplingParams(max_new_tokens=1, top_k=1, top_logprobs=2)
+        probe = await self.generate([0], only)
+        if not probe.token_ids:
+            raise EngineError(f"the vLLM server at {self.url} sampled nothing when asked for one token")
+        if probe.top_logprobs is not None and len(probe.top_logprobs[0]) > 1:
+            raise EngineError(
+                f"the vLLM server at {self.url} reports log-probabilities of another distribution than it samples "
+                f"from: {_HOW_TO_START}"
+            )
+
+    async def _held(self) -> str:
+        answer = await self._transport.get("/weight_info", deadline_s=_HEALTH_S) or {}
+        if "weight_version" not in answer:
+            raise EngineError(f"the vLLM server at {self.url} is not well: {refusal(answer) or answer}")
+        return str(answer["weight_version"])
+
+    def _check_sampling(self, sampling: SamplingParams) -> None:
+        """Nothing to refuse: with processed log-probabilities all of it is what was sampled from."""
+
+    def _ask(self, leg: Leg, *, stream: bool) -> Call:
+        return "/inference/v1/generate", generate_body(leg, stream=stream)
+
+    def _parse(self, data: Any, leg: Leg, before: Reply) -> Reply:
+        return parse_answer(data, leg, before)
+
+    def _abort(self, rid: str) -> Call:
+        return "/inference/v1/abort_requests", {"request_ids": [request_id(rid)]}
+
+    def _pause(self) -> Call:
+        return "/pause?mode=keep&clear_cache=false", {}  # the salt keeps cached prefixes of other weights apart
+
+    def _resume(self) -> Call:
+        return "/resume", {}
+
+    async def _stage(self, version: int, source: WeightSource) -> StagedWeights:
+        return await stage(version, source, self._layout, self._staged)
+
+    async def _load(self, staged: StagedWeights, *, deadline_s: float) -> None:
+        try:
+            for path, body in load_calls(staged):
+                await self._control(path, body, deadline_s=deadline_s)
+        except EngineError as error:
+            raise EngineError(f"{error}; the server may now hold weights of two versions: restart it") from error
+        staged.loaded = True
+        if staged.owned is not None:
+            await asyncio.to_thread(staged.owned.cleanup)
