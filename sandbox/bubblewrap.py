@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from sparring.errors import ConfigError, SandboxError
 from sparring.sandbox.cgroup import ControlGroup, reap_cgroups
-from sparring.sandbox.command import in_folder
+from sparring.sandbox.command import held_to, in_folder
 from sparring.sandbox.core import Sandbox
 from sparring.sandbox.overlay import Overlay, OverlayPlan
 from sparring.sandbox.process import CommandNotStarted, HostProcess, OnOutput
@@ -168,8 +168,6 @@ class BubblewrapSandbox(Sandbox):
             raise SandboxError(f"{self} is not running; start it first")
         if user not in (None, "root", "0", "1000"):
             raise SandboxError(f"a bubblewrap sandbox has the users root and 1000, not {user!r}")
-        if timeout_s is not None:
-            argv = ["timeout", "-k", "0.5", f"{timeout_s:g}", *argv]
         uid = "0" if user in ("root", "0") else "1000"
         variables = _ENV | dict(self.spec.env) | dict(env or {})
         groups = " ".join(map(str, self._group.folders)) if self._group else ""
@@ -190,7 +188,7 @@ class BubblewrapSandbox(Sandbox):
             *(_bind_host_etc() if self._lower == "/usr" else ()),
             *("--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
             *("--json-status-fd", str(said), *(("--seccomp", str(pass_fds[1])) if self._seccomp is not None else ())),
-            *("--chdir", self.workdir, "--", *in_folder(cwd, argv)),
+            *("--chdir", self.workdir, "--", *in_folder(cwd, held_to(timeout_s, argv))),
         ]
         process = _BubblewrapProcess(on_output, status)
         try:

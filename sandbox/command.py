@@ -14,14 +14,14 @@ from sparring.sandbox.request import check_argv, check_env
 if TYPE_CHECKING:
     from sparring.sandbox.core import Sandbox
 
-__all__ = ["DEADLINE_GRACE_S", "Ended", "ExecResult", "in_folder", "run_to_end"]
+__all__ = ["DEADLINE_GRACE_S", "Ended", "ExecResult", "held_to", "in_folder", "run_to_end"]
 
 # A command's own clock ends it at `timeout_s`; the host steps in after _KILL_GRACE_S more, and gives the caller its
 # result no later than DEADLINE_GRACE_S after `timeout_s`, whatever the command or the daemon does.
 _KILL_GRACE_S = 1.0
 DEADLINE_GRACE_S = 1.8
 _RETRIES = 2  # of a command that was never run
-_NO_FORK = b"timeout: fork system call failed"  # of the program that holds a command to its time
+_NO_FORK = b"timeout: fork system call failed"  # see `held_to`
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,11 @@ class Ended(NamedTuple):
     exit_code: int
     duration_s: float
     timed_out: bool
+
+
+def held_to(timeout_s: float | None, argv: Sequence[str]) -> Sequence[str]:
+    """`argv` under a clock inside the sandbox: SIGTERM at `timeout_s`, SIGKILL half a second later."""
+    return argv if timeout_s is None else ["timeout", "-k", "0.5", f"{timeout_s:g}", *argv]
 
 
 def in_folder(cwd: str | None, argv: Sequence[str]) -> Sequence[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from sparring.errors import SandboxError
-from sparring.sandbox.command import in_folder
+from sparring.sandbox.command import held_to, in_folder
 from sparring.sandbox.core import Sandbox
 from sparring.sandbox.daemon import ContainerGone, DockerDaemon
 from sparring.sandbox.docker_exec import DockerProcess
@@ -153,13 +153,11 @@ class DockerSandbox(Sandbox):
             raise SandboxError(f"{self} is not running; start it first")
         if self._purge is not None:
             await asyncio.wait([self._purge])
-        if timeout_s is not None:
-            argv = ["timeout", "-k", "0.5", f"{timeout_s:g}", *argv]
         try:
             process = await DockerProcess.spawn(
                 self._daemon,
                 self._name,
-                in_folder(cwd, argv),
+                in_folder(cwd, held_to(timeout_s, argv)),
                 on_output,
                 self._begin_purge,
                 stdin=stdin,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from sparring.sandbox.core import Sandbox
-from sparring.sandbox.request import SandboxRequestError
 from sparring.sandbox.session import ShellSession
-from sparring.sandbox.tools.render import render_result
+from sparring.sandbox.tools.render import run_and_render
 
 __all__ = ["BashTool"]
 
@@ -23,14 +22,8 @@ class BashTool:
         Args:
             command: the command, or several lines of a script. It gets no input and cannot ask for any.
         """
-        before = self._session.generation
-        try:
-            result = await self._session.exec(command, timeout_s=self._timeout_s)
-        except SandboxRequestError as error:
-            return f"[error: {error}]"
-        fresh = before and self._session.generation > before
-        lost = "the shell had ended; this is a new one, with the same folder and exported variables" if fresh else ""
-        return render_result(result, timeout_s=self._timeout_s, lost=lost)
+        lost = "the shell had ended; this is a new one, with the same folder and exported variables"
+        return await run_and_render(self._session, command, timeout_s=self._timeout_s, lost=lost)
 
     async def close(self) -> None:
         await self._session.close()

@@ -10,8 +10,7 @@ from typing import ClassVar
 
 from sparring.sandbox.core import Sandbox
 from sparring.sandbox.live import Session
-from sparring.sandbox.request import SandboxRequestError
-from sparring.sandbox.tools.render import render_result
+from sparring.sandbox.tools.render import run_and_render
 
 __all__ = ["PythonInterpreter", "PythonTool"]
 
@@ -48,14 +47,8 @@ class PythonTool:
         Args:
             code: Python statements; the value of a last expression is printed.
         """
-        before = self._interpreter.generation
-        try:
-            result = await self._interpreter.exec(code, timeout_s=self._timeout_s)
-        except SandboxRequestError as error:
-            return f"[error: {error}]"
-        fresh = before and self._interpreter.generation > before
-        lost = "the interpreter had ended; this is a new one, without the earlier variables" if fresh else ""
-        return render_result(result, timeout_s=self._timeout_s, lost=lost)
+        lost = "the interpreter had ended; this is a new one, without the earlier variables"
+        return await run_and_render(self._interpreter, code, timeout_s=self._timeout_s, lost=lost)
 
     async def close(self) -> None:
         await self._interpreter.close()

@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 from sparring.sandbox.command import ExecResult
+from sparring.sandbox.live import Session
+from sparring.sandbox.request import SandboxRequestError
 
-__all__ = ["render_result", "shortened"]
+__all__ = ["render_result", "run_and_render", "shortened"]
+
+
+async def run_and_render(session: Session, code: str, *, timeout_s: float, lost: str) -> str:
+    """Run code in a session for a model; `lost` tells it what is gone, where the session's process had to be replaced.
+
+    Raises:
+        SandboxError: the sandbox broke.
+    """
+    before = session.generation
+    try:
+        result = await session.exec(code, timeout_s=timeout_s)
+    except SandboxRequestError as error:
+        return f"[error: {error}]"
+    replaced = before and session.generation > before
+    return render_result(result, timeout_s=timeout_s, lost=lost if replaced else "")
 
 
 def render_result(result: ExecResult, *, timeout_s: float, lost: str = "", limit: int = 16_000) -> str:
