@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparring.backend.trainer.rejected import RejectedBatch, RejectedSequence, load_batch
+from sparring.display import open_console
 from sparring.errors import ConfigError
 from sparring.run_dir import RunDirectory
 from sparring.token_tables import make_decoder, show_tokens, show_turns
@@ -31,9 +32,7 @@ def view_batch(file: Path, episode: str | None, *, tokens: bool) -> int:
         ConfigError: it holds no such episode.
     """
     batch = load_batch(file)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 180
+    console = open_console(plain_width=180)
     console.print(Text(batch.problem, style="red"), soft_wrap=True)
     if episode is None:
         _list(console, batch)

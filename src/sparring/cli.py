@@ -263,15 +263,15 @@ def _serve_inference(arguments: argparse.Namespace) -> int:
 
 
 def _show_config(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
     from rich.table import Table
 
     from sparring.config_file import load_config
+    from sparring.display import open_console
 
     table = Table("key", "value", "from", box=None, pad_edge=False)
     for key, value, origin in load_config(arguments.config, arguments.overrides).lines():
         table.add_row(key, value, origin)
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    open_console().print(table)
     return 0
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from sparring.evaluation import EvalSummary
 
-__all__ = ["Display", "supervised_progress"]
+__all__ = ["Display", "open_console", "supervised_progress"]
 
 _ROWS_SHOWN = 12
 _COLUMNS: Mapping[str, tuple[str, str]] = {
@@ -33,6 +33,14 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "failed": ("failures", "{:.0f}"),
     "s": ("time/step_s", "{:.1f}"),
 }
+
+
+def open_console(*, plain_width: int = 160) -> Console:
+    """Standard output; wide where it is no terminal, so that a table's lines stay whole."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = plain_width
+    return console
 
 
 class Display:

@@ -16,6 +16,7 @@ from rich.console import Console
 from sparring.agents.policy import Policy
 from sparring.agents.runner import make_env, make_runner
 from sparring.config import EnvPart
+from sparring.display import open_console
 from sparring.errors import ConfigError, EngineError, TaskError, first_error
 from sparring.eval_display import EvalProgress, print_results
 from sparring.eval_log import EvalLog
@@ -75,7 +76,7 @@ def evaluate(request: EvalRequest) -> int:
         SparringError: what ended the evaluation; `out` keeps what was played.
     """
     _check(request)
-    console = Console() if Console().is_terminal else Console(width=160)
+    console = open_console()
     subject = find_subject(
         request.model, request.envs[0].id if request.envs else "", _overrides(request), remote=bool(request.base_url)
     )

@@ -12,7 +12,7 @@ from sparring.agents.runner import make_env
 from sparring.backend.buffer import BufferView
 from sparring.backend.buffer.harvest import nothing_left, training_rows
 from sparring.config_file import load_config
-from sparring.errors import ConfigError, SparringError
+from sparring.errors import SparringError
 from sparring.outputs import check_new_file, writing
 from sparring.run_dir import RunDirectory
 from sparring.types import TokenSequence, Trajectory
@@ -40,9 +40,7 @@ def export(
         ConfigError: `run` is no run folder, or `out` cannot be written, or is there already.
         TaskError: no episode has that reward, with the greatest that one has; or all that do were pruned.
     """
-    directory = RunDirectory(Path(run))
-    if not directory.buffer.is_file():
-        raise ConfigError(f"{run} is no run folder: it holds no {directory.buffer.name}")
+    directory = RunDirectory.of(run)
     check_new_file(out, overwrite=overwrite)
     tools = _tools(directory)
     count = 0

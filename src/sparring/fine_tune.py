@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from sparring.backend.buffer import BufferView
 from sparring.backend.buffer.harvest import preference_pairs, rewarded_episodes
 from sparring.backend.models import check_model, resolve_model
 from sparring.config import RunConfig
 from sparring.config_file import load_config
-from sparring.display import supervised_progress
+from sparring.display import open_console, supervised_progress
 from sparring.errors import ConfigError
 from sparring.outputs import check_new_folder, writing
 from sparring.run_dir import RunDirectory
@@ -59,7 +57,7 @@ def sft(request: FineTuning, *, min_reward: float, per_task: int | None) -> int:
     directory, config = _open(request)
     with BufferView(directory.buffer) as view:
         harvest = rewarded_episodes(view, min_reward=min_reward, per_task=per_task)
-    console = _console()
+    console = open_console()
     console.print(
         f"{len(harvest.sequences)} sequences of {harvest.episodes} episodes of {harvest.tasks} tasks, with a reward of "
         f"{min_reward:g} or more; {harvest.repeats} repeats left out",
@@ -108,7 +106,7 @@ def dpo(request: FineTuning, *, beta: float, min_gap: float, pairs_per_group: in
     directory, config = _open(request)
     with BufferView(directory.buffer) as view:
         pairs = preference_pairs(view, min_gap=min_gap, per_group=pairs_per_group)
-    console = _console()
+    console = open_console()
     groups = len({pair.group_id for pair in pairs})
     console.print(f"{len(pairs)} pairs of {groups} groups", highlight=False)
     import torch
@@ -142,9 +140,7 @@ def dpo(request: FineTuning, *, beta: float, min_gap: float, pairs_per_group: in
 
 def _open(request: FineTuning) -> tuple[RunDirectory, RunConfig]:
     """The run and its configuration, all that can be wrong with the request told at once."""
-    directory = RunDirectory(Path(request.run))
-    if not directory.buffer.is_file():
-        raise ConfigError(f"{request.run} is no run folder: it holds no {directory.buffer.name}")
+    directory = RunDirectory.of(request.run)
     check_new_folder(request.out, overwrite=request.overwrite)
     if request.epochs < 1 or request.batch_size < 1 or not 0 < request.learning_rate < math.inf:
         raise ConfigError("--epochs and --batch-size are at least 1, --learning-rate above 0")
@@ -192,7 +188,3 @@ def _write(
     with writing(request.out), written_aside(request.out) as partial:
         save_model(partial, model, tokenizer, torch.bfloat16)
         (partial / "fine_tuning.json").write_text(json.dumps(made_of, indent=1))
-
-
-def _console() -> Console:
-    return Console() if Console().is_terminal else Console(width=160)

@@ -93,6 +93,18 @@ class RunDirectory:
         return json.loads(self.summary.read_text())["steps"] if self.summary.is_file() else 0
 
     @classmethod
+    def of(cls, run: str) -> RunDirectory:
+        """The folder of a run that there is, whatever state it is in.
+
+        Raises:
+            ConfigError: there is no run in it.
+        """
+        directory = cls(Path(run))
+        if not directory.buffer.is_file():
+            raise ConfigError(f"{run} is no run folder: it holds no {directory.buffer.name}")
+        return directory
+
+    @classmethod
     def open(cls, loaded: LoadedConfig, *, resume: bool) -> RunDirectory:
         """The folder for a run: that no run is in it yet, or that the one in it can go on. Nothing is written.
 

@@ -30,10 +30,11 @@ def serve_inference(config: RunConfig, *, host: str, port: int) -> int:
         port: of the first server, the others count up from it; 0 for free ones.
 
     Raises:
-        ConfigError: no such model, or a configuration that attaches to servers itself.
+        ConfigError: no such model, nothing to run servers on, or a configuration that attaches to servers itself.
         EngineError: a server did not start, or died.
     """
-    from sparring.backend.models import resolve_model
+    from sparring.backend.models import check_model, resolve_model
+    from sparring.preflight import check_engine
     from sparring.wiring import set_torch_environment
 
     if config.engine.urls:
@@ -42,6 +43,8 @@ def serve_inference(config: RunConfig, *, host: str, port: int) -> int:
         raise ConfigError(
             "vLLM's servers ask for a key: set SPARRING_ENGINE_KEY to a secret of yours, here and where runs attach"
         )
+    check_model(config.model.path)
+    check_engine(config.engine)
     set_torch_environment(config)
     model = resolve_model(config.model.path)
     start, kind = (_torch, "sglang") if config.engine.type == "torch" else (_servers, config.engine.type)

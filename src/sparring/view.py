@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparring.backend.buffer import BufferView, EpisodeRow
-from sparring.errors import ConfigError
+from sparring.display import open_console
 from sparring.fates import fates
 from sparring.run_dir import RunDirectory
 from sparring.token_tables import make_decoder, show_tokens, show_turns
@@ -33,12 +32,8 @@ def view(run: str, episode: str | None, state: str | None, limit: int, tokens: b
         ConfigError: `run` is no run folder.
         BufferStateError: the buffer cannot be read, or holds no such episode.
     """
-    directory = RunDirectory(Path(run))
-    if not directory.buffer.is_file():
-        raise ConfigError(f"{run} is no run folder: it holds no {directory.buffer.name}")
-    console = Console()
-    if not console.is_terminal:
-        console.width = 160
+    directory = RunDirectory.of(run)
+    console = open_console()
     with BufferView(directory.buffer) as buffer:
         if episode is None:
             _list(console, buffer, state, limit)
