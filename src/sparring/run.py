@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from sparring.config_file import LoadedConfig
-from sparring.display import Display, supervised_progress
+from sparring.display import Display, open_console, supervised_progress
 from sparring.errors import TaskError
 from sparring.held_out import HeldOut
 from sparring.preflight import check_start
@@ -46,7 +46,7 @@ def train(loaded: LoadedConfig, *, resume: bool = False) -> int:
         SparringError: what ended the run; its folder stays resumable.
     """
     directory = RunDirectory.open(loaded, resume=resume)
-    console = Console() if Console().is_terminal else Console(width=160)
+    console = open_console()
     if directory.finished_steps < loaded.config.trainer.steps:
         check_start(loaded.config)
         if resume:
