@@ -161,6 +161,13 @@ class Engine(ABC):
     async def resume(self) -> None:
         """Go on decoding after `pause`."""
 
+    async def verify_weights(self) -> None:  # noqa: B027  # an engine of this process has nothing to verify
+        """See that the engine holds the weights that it was sent last. For when it decodes again: it takes its time.
+
+        Raises:
+            EngineError: it does not; nothing more may be sampled from it.
+        """
+
     @abstractmethod
     async def health(self) -> EngineHealth:
         """Answers within a second, or raises `EngineError`."""

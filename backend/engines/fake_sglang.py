@@ -10,6 +10,7 @@ import argparse
 import json
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from sparring.backend.engines.base import Completion, Engine, SamplingParams
 from sparring.backend.engines.fake_server import FakeServer, run_as_program
+from sparring.backend.engines.fake_sglang_adapters import AdapterEndpoints
+from sparring.backend.engines.fake_sglang_weights import WeightEndpoints
 from sparring.errors import EngineError
 
 __all__ = ["FakeSGLang"]
@@ -26,20 +29,25 @@ __all__ = ["FakeSGLang"]
 class FakeSGLang(FakeServer):
     """SGLang's HTTP face over `engine`, which is started and stopped with it.
 
-    What differs from the original: weights come from disk alone, since handles of CUDA memory need a GPU.
+    What differs from the original: memory that is shared is that of a CPU, and groups are gloo's.
     """
 
     def __init__(self, engine: Engine, model_path: Path, *, reports_versions: bool = True, seeds: bool = True) -> None:
         """
         Args:
-            reports_versions: answer with the version of each token, as a server does that `launcher` started.
+            reports_versions: answer with the version of each token, and with checksums of the weights, as a server does
+                that `launcher` started.
             seeds: claim deterministic inference.
         """
         super().__init__(engine, model_path, "SGLang's endpoints on an engine of sparring")
         self._reports_versions, self._seeds = reports_versions, seeds
-        self._weight_version = "default"
+        self.weights = WeightEndpoints(engine, model_path, tells=reports_versions)
+        self._adapters = AdapterEndpoints(engine)
+        self._lent = False
         self._route(
             (
+                *self.weights.routes,
+                *self._adapters.routes,
                 ("GET", "/health", self._health),
                 ("GET", "/health_generate", self._health),
                 ("GET", "/model_info", self._model_info),
@@ -48,9 +56,9 @@ class FakeSGLang(FakeServer):
                 ("POST", "/abort_request", self._abort_request),
                 ("POST", "/pause_generation", self._pause),
                 ("POST", "/continue_generation", self._continue),
-                ("POST", "/update_weights_from_disk", self._update_from_disk),
-                ("POST", "/update_weights_from_tensor", self._update_from_tensor),
-                ("POST", "/flush_cache", self._health),
+                ("POST", "/flush_cache", self._flush),
+                ("POST", "/release_memory_occupation", self._release_memory),
+                ("POST", "/resume_memory_occupation", self._resume_memory),
             )
         )
 
@@ -59,7 +67,7 @@ class FakeSGLang(FakeServer):
         return {
             "model_path": str(self._model_path),
             "is_generation": True,
-            "weight_version": self._weight_version,
+            "weight_version": self.weights.version,
             "model_type": config["model_type"],
             "architectures": config["architectures"],
         }
@@ -70,6 +78,10 @@ class FakeSGLang(FakeServer):
             "model_path": str(self._model_path),
             "enable_deterministic_inference": self._seeds,
             "skip_tokenizer_init": False,
+            "base_gpu_id": 0,
+            "tp_size": 1,
+            "dtype": self.weights.dtype,
+            "startup_time": self.weights.instance,
         }
 
     async def _generate(self, request: Request) -> Response:
@@ -79,8 +91,8 @@ class FakeSGLang(FakeServer):
         self.bodies.append(body)
         if body.get("stream"):
             return StreamingResponse(self._events(body), media_type="text/event-stream")
-        rid = _rid(body)
-        return JSONResponse(self._finished(rid, body, await self._whole(rid, body["input_ids"], _sampling(body))))
+        async with self._serving(body) as rid:
+            return JSONResponse(self._finished(rid, body, await self._whole(rid, body["input_ids"], _sampling(body))))
 
     async def _events(self, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
         try:
@@ -92,12 +104,12 @@ class FakeSGLang(FakeServer):
 
     async def _replies(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Cumulative answers; the last has a finish reason."""
-        rid = _rid(body)
-        async for said in self._say(rid, body["input_ids"], _sampling(body)):
-            yield self._finished(rid, body, said) if isinstance(said, Completion) else self._reply(rid, said, None)
+        async with self._serving(body) as rid:
+            async for said in self._say(rid, body["input_ids"], _sampling(body)):
+                yield self._finished(rid, body, said) if isinstance(said, Completion) else self._reply(rid, said, None)
 
     def _reply(self, rid: str, said: list[int], finish: dict[str, Any] | None, **meta: Any) -> dict[str, Any]:
-        described = {"id": rid, "finish_reason": finish, "weight_version": self._weight_version, **meta}
+        described = {"id": rid, "finish_reason": finish, "weight_version": self.weights.version, **meta}
         return {"text": "", "output_ids": list(said), "meta_info": described}
 
     def _finished(self, rid: str, body: Mapping[str, Any], completion: Completion) -> dict[str, Any]:
@@ -130,23 +142,26 @@ class FakeSGLang(FakeServer):
         await self._go_on()
         return {"status": "ok", "message": "Generation continued successfully."}
 
-    async def _update_from_disk(self, request: Request) -> Response:
-        body = await request.json()
-        version = body.get("weight_version") or "default"
-        try:
-            await self._engine.update_weights(int(version) if version.isdecimal() else 0, Path(body["model_path"]))
-        except EngineError as error:
-            return JSONResponse({"success": False, "message": str(error)}, status_code=400)
-        self._weight_version = version
-        return JSONResponse({"success": True, "message": "Succeeded to update model weights."})
+    async def _flush(self) -> Response:
+        return Response(status_code=400 if self._running else 200)  # our engines' caches know their weights
 
-    async def _update_from_tensor(self) -> Response:
-        message = "handles of CUDA memory need a GPU: this is sparring's stand-in for SGLang"
-        return JSONResponse({"success": False, "message": message}, status_code=400)
+    async def _release_memory(self) -> None:
+        if self._running:
+            raise EngineError("requests are running: the original dies of that")
+        self._lent = True
 
+    async def _resume_memory(self) -> None:
+        """Here as there, what comes back is no longer what was given."""
+        await self.weights.blank()
+        self._lent = False
 
-def _rid(body: Mapping[str, Any]) -> str:
-    return body.get("rid") or uuid.uuid4().hex
+    @asynccontextmanager
+    async def _serving(self, body: Mapping[str, Any]) -> AsyncIterator[str]:
+        """The model that a request asks for is in place; gives the request's id."""
+        if self._lent:
+            raise EngineError("the memory of the model was given back")
+        async with self._adapters.used(body.get("lora_path")):
+            yield body.get("rid") or uuid.uuid4().hex
 
 
 def _sampling(body: Mapping[str, Any]) -> SamplingParams:

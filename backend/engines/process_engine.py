@@ -65,7 +65,7 @@ class ProcessEngine(WorkerClient):
             options: those of `EngineOptions`, by name; the threads are the child's alone.
         """
         super().__init__()
-        self._options = EngineOptions(**options)
+        self.options = EngineOptions(**options)
         self._model, self._niceness, self._start_timeout_s = str(model), niceness, start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -85,8 +85,8 @@ class ProcessEngine(WorkerClient):
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed by _end
         environment = {
             **os.environ,
-            "OMP_NUM_THREADS": str(self._options.threads),
-            "MKL_NUM_THREADS": str(self._options.threads),
+            "OMP_NUM_THREADS": str(self.options.threads),
+            "MKL_NUM_THREADS": str(self.options.threads),
             "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads of two torch processes stall each other for minutes
             "TOKENIZERS_PARALLELISM": "false",
             **_KEEP_MEMORY,
@@ -102,7 +102,7 @@ class ProcessEngine(WorkerClient):
             )  # fmt: skip
         try:
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=_LONGEST_LINE)
-            self._send({"model": self._model, "options": self._options.to_json(), "niceness": self._niceness})
+            self._send({"model": self._model, "options": self.options.to_json(), "niceness": self._niceness})
             async with asyncio.timeout(self._start_timeout_s):
                 line = await reader.readline()
             if not line:

@@ -36,7 +36,7 @@ class TorchEngine(WorkerClient):
         """
         super().__init__()
         self._model, self._tokenizer = model, tokenizer
-        self._options = EngineOptions(**options)
+        self.options = EngineOptions(**options)
         self._thread: threading.Thread | None = None
         self._worker: Worker | None = None
 
@@ -49,7 +49,7 @@ class TorchEngine(WorkerClient):
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._receive, events)
 
-        scheduler = await asyncio.to_thread(make_scheduler, self._model, self._options, self._tokenizer)
+        scheduler = await asyncio.to_thread(make_scheduler, self._model, self.options, self._tokenizer)
         self._worker = Worker(scheduler, emit, lambda source: read_weights(source, scheduler.model))
         self._thread = threading.Thread(target=self._worker.run, name="sparring-engine", daemon=True)
         self._failure, self.version = None, 0

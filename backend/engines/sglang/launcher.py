@@ -1,10 +1,13 @@
 """Runs inside the SGLang server's own Python, as a script: `python -P launcher.py <arguments of sglang.launch_server>`.
 
-It adds two things to the server, and imports nothing of sparring:
+It adds three things to the server, and imports nothing of sparring:
 
 - Which weights sampled each token. SGLang reports one `weight_version` a request, that of the moment it ends, but a
   request may live through an update. A hook on the weight updates (SGLang's own plugin registry) notes, for every live
   request, how many tokens it has by then; `meta_info.policy_versions` of each answer says the version of each token.
+- What weights it holds: `/weights_checker` knows one action more, which answers with a checksum of each parameter
+  (`checksum.py` beside this file). SGLang's own checksums can be compared with those of its own tensors alone, which
+  it joins and fills up.
 - The server ends with the process that started it. Its standard input is a pipe from there; when that closes, the
   whole process group is killed, so that no server is left holding the GPU after a crash.
 
@@ -13,14 +16,18 @@ Scheduler processes are spawned and import this file as `__mp_main__`, so what s
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import signal
 import sys
 import threading
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 INFO_KEY = "policy_versions"
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _UPDATES = ("disk", "tensor", "distributed", "ipc")
 
 
@@ -80,17 +87,30 @@ def mark_requests(scheduler: Any, version: int) -> None:
         request.customized_info[INFO_KEY].mark(len(request.output_ids) + (key in launched), version)
 
 
+@cache
+def _checksums() -> dict[str, Any]:
+    return runpy.run_path(str(Path(__file__).with_name("checksum.py")))
+
+
+def _check(original: Any, updater: Any, message: Any) -> Any:
+    if message.action != _checksums()["ACTION"]:
+        return original(updater, message)
+    from sglang.srt.managers.io_struct import CheckWeightsReqOutput
+
+    try:
+        found = _checksums()["parameter_checksums"](updater.tp_worker.model_runner.model.named_parameters())
+    except Exception as error:  # one that leaves here ends the scheduler, and the server with it
+        return CheckWeightsReqOutput(success=False, message=f"{type(error).__name__}: {error}")
+    return CheckWeightsReqOutput(success=True, message=json.dumps(found))
+
+
 def _register_hooks() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register("sglang.srt.managers.schedule_batch.Req.__init__", _begin_request, HookType.AFTER)
     for source in _UPDATES:
-        HookRegistry.register(
-            "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
-            f".update_weights_from_{source}",
-            _update,
-            HookType.AROUND,
-        )
+        HookRegistry.register(f"{_UPDATER}.update_weights_from_{source}", _update, HookType.AROUND)
+    HookRegistry.register(f"{_UPDATER}.check_weights", _check, HookType.AROUND)
 
 
 def _end_with_parent() -> None:
