@@ -36,7 +36,10 @@ class WeightPublisher:
 
     Called from the trainer's thread; the engine is driven on the worker's loop. `publish` does all of it; the
     protocol's single steps are for TRL's trainers, which give no version: those count up from `next_version`. However
-    an update ends, the engine decodes again, and after a failure with the weights that it had.
+    an update ends, the engine decodes again, and after a failure with the weights that it had; but a server that failed
+    while it loaded may hold some of either, and the error ends the run, or takes the server out of its pool.
+
+    Where the engine can tell, what it holds is compared with what was sent once it decodes again.
 
     Attributes:
         next_version: what the next `send_weights` publishes; the checkpoint's step where a run is resumed.
@@ -56,7 +59,7 @@ class WeightPublisher:
         """Make `weights`, a Hugging Face folder or named tensors, the engine's, as those of `version`.
 
         Raises:
-            EngineError: the engine could not load them in time; it decodes on with the weights that it had.
+            EngineError: the engine could not load them in time, or holds others afterwards.
         """
         self.next_version = version
         self.pause()
@@ -72,13 +75,14 @@ class WeightPublisher:
         """Nothing yet: the engine decodes on until the weights are ready to load."""
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Stage the tensors, pause the engine, load them. They are read on the worker's loop while the caller waits."""
+        """Stage the tensors, pause the engine, load them. They are read while the caller waits, by another thread."""
         self._send(iterator)
 
     def resume(self) -> None:
         self._drive("resume after new weights", self._engine.resume())
         if self._loaded is not None and self._paused_at is not None:
             self.publications.append(Publication(self._loaded, time.monotonic() - self._paused_at))
+            self._drive("verify new weights", self._engine.verify_weights())
         self._loaded = self._paused_at = None
 
     def destroy(self) -> None:
