@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -45,20 +45,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _hint(rest: Sequence[str], argv: Sequence[str] | None, arguments: argparse.Namespace) -> str:
-    """For `--steps 3`, where overrides are meant: `trainer.steps=3`."""
-    if not hasattr(arguments, "overrides"):
+    """For `--steps 3`, where overrides are meant: `trainer.steps=3`. For another option the nearest that there is."""
+    option = next((text for text in rest if text.startswith("-")), None)
+    if option is None:
         return ""
+    if hasattr(arguments, "overrides") and (meant := _override(option, sys.argv[1:] if argv is None else argv)):
+        return f"; a key of the configuration is set as KEY=VALUE: {meant}"
+    return did_you_mean(option.partition("=")[0], arguments.options)
+
+
+def _override(option: str, argv: Sequence[str]) -> str:
     from sparring.config_file import keys_like
 
-    given = list(sys.argv[1:] if argv is None else argv)
-    option = next(text for text in rest if text.startswith("-"))
+    given = list(argv)
     name, separator, value = option.lstrip("-").partition("=")
     behind = given[given.index(option) + 1 :]
     if not separator and behind and not behind[0].startswith("--"):
         value = behind[0]
     name = name.replace("-", "_")
-    keys = [f"{key}={value}" for key in keys_like(name) if key.rpartition(".")[2] == name]
-    return f"; a key of the configuration is set as KEY=VALUE: {' or '.join(keys)}" if keys else ""
+    return " or ".join(f"{key}={value}" for key in keys_like(name) if key.rpartition(".")[2] == name)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -82,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("config", metavar="FILE", help="YAML file, such as examples/quickstart.yaml")
     train.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=_OVERRIDES)
     train.add_argument("--resume", action="store_true", help="go on with the run in run_dir from its last checkpoint")
-    train.set_defaults(command=_train)
+    _runs(train, _train)
 
     serve = commands.add_parser("serve", help="keep what runs share").add_subparsers(required=True, metavar="inference")
     inference = serve.add_parser("inference", help="start a configuration's inference servers, until Ctrl-C")
@@ -90,13 +95,13 @@ def _parser() -> argparse.ArgumentParser:
     inference.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=_OVERRIDES)
     inference.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
     inference.add_argument("--port", type=int, default=0, help="of the first server (default: free ones)")
-    inference.set_defaults(command=_serve_inference)
+    _runs(inference, _serve_inference)
 
     show = commands.add_parser("config", help="inspect configurations").add_subparsers(required=True, metavar="show")
     show_config = show.add_parser("show", help="print every knob, its value and where it came from")
     show_config.add_argument("config", metavar="FILE")
     show_config.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=_OVERRIDES)
-    show_config.set_defaults(command=_show_config)
+    _runs(show_config, _show_config)
 
     evaluation = commands.add_parser("eval", help="play held-out episodes and report pass@k with intervals")
     evaluation.add_argument("model", help="model folder, run folder, its checkpoint, or a name that --base-url serves")
@@ -128,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         "--concurrency", type=int, default=32, metavar="N", help="episodes at once (default: %(default)s)"
     )
     evaluation.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=_OVERRIDES)
-    evaluation.set_defaults(command=_eval)
+    _runs(evaluation, _eval)
 
     view = commands.add_parser(
         "view",
@@ -141,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("--state", choices=EPISODE_STATES, help="only episodes in this state")
     view.add_argument("--limit", type=int, default=40, help="at most so many episodes (default: %(default)s)")
     view.add_argument("--tokens", action="store_true", help="each token with its log-probability and version")
-    view.set_defaults(command=_view)
+    _runs(view, _view)
 
     exporting = commands.add_parser("export", help="write a run's rewarded episodes as JSONL, for supervised training")
     exporting.add_argument("run", help="run folder, such as runs/quickstart")
@@ -149,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     exporting.add_argument("--min-reward", type=float, required=True, metavar="R", help="only episodes with so much")
     exporting.add_argument("--out", required=True, metavar="FILE.jsonl", help="a new file")
     _add_overwrite(exporting, "replace the file, if it is there")
-    exporting.set_defaults(command=_export)
+    _runs(exporting, _export)
 
     sft = commands.add_parser("sft", help="fine-tune a model on a run's rewarded episodes: rejection sampling")
     _add_fine_tuning(sft, learning_rate=1e-5, batch_size=32)
@@ -157,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     sft.add_argument(
         "--per-task", type=int, metavar="N", help="at most so many episodes a task, the best (default: all)"
     )
-    sft.set_defaults(command=_sft)
+    _runs(sft, _sft)
 
     dpo = commands.add_parser("dpo", help="fine-tune a model on a run's pairs of better and worse episodes, by TRL")
     _add_fine_tuning(dpo, learning_rate=1e-6, batch_size=8)
@@ -168,18 +173,18 @@ def _parser() -> argparse.ArgumentParser:
     dpo.add_argument(
         "--pairs-per-group", type=int, default=4, metavar="N", help="at most so many (default: %(default)s)"
     )
-    dpo.set_defaults(command=_dpo)
+    _runs(dpo, _dpo)
 
     imports = commands.add_parser("import", help="bring a model in").add_subparsers(required=True, metavar="gguf")
     gguf = imports.add_parser("gguf", help="write a GGUF file as a Hugging Face folder")
     gguf.add_argument("file")
     gguf.add_argument("out", help="a new folder")
     _add_overwrite(gguf, "replace the model in the folder, if it is there")
-    gguf.set_defaults(command=_import_gguf)
+    _runs(gguf, _import_gguf)
 
     doctor = commands.add_parser("doctor", help="report what sandboxes this machine can run, measured")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
-    doctor.set_defaults(command=_doctor)
+    _runs(doctor, _doctor)
     return parser
 
 
@@ -192,6 +197,11 @@ def _add_fine_tuning(parser: argparse.ArgumentParser, *, learning_rate: float, b
     parser.add_argument("--learning-rate", type=float, default=learning_rate, metavar="X", help="default: %(default)s")
     parser.add_argument("--batch-size", type=int, default=batch_size, metavar="N", help="a step (default: %(default)s)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=_OVERRIDES)
+
+
+def _runs(parser: argparse.ArgumentParser, command: Callable[[argparse.Namespace], int]) -> None:
+    options = [name for action in parser._actions for name in action.option_strings]
+    parser.set_defaults(command=command, options=options)
 
 
 def _add_overwrite(parser: argparse.ArgumentParser, meaning: str) -> None:

@@ -33,6 +33,19 @@ def test_an_option_that_is_no_key_is_refused_without_a_guess(capsys):
     assert "KEY=VALUE:" not in refusal(capsys, "view", "run", "--steps", "3")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["eval", "m", "--tempreture=1"], "--tempreture=1; did you mean --temperature?"),
+        (["view", "run", "--limt", "3"], "--limt 3; did you mean --limit?"),
+        (["train", "x.yaml", "--resune"], "--resune; did you mean --resume?"),
+        (["view", "run", "episode", "more"], "unrecognized arguments: more\n"),
+    ],
+)
+def test_a_misspelt_option_is_answered_with_the_nearest(capsys, arguments, expected):
+    assert expected in refusal(capsys, *arguments)
+
+
 def test_overrides_are_optional_and_may_stand_behind_options(capsys, tmp_path):
     with pytest.raises(SystemExit):
         main(["train", "--help"])
