@@ -42,8 +42,6 @@ def write_report(directory: RunDirectory, title: str, *, staleness: int, keep_be
     first, last = summaries[0], summaries[-1]
     rewards = [r.get("reward", math.nan) for r in steps]  # none where a resumed step found all its groups in the buffer
     plot_curve(directory.curve, title, [r["step"] for r in steps], rewards, summaries)
-    with BufferView(directory.buffer) as buffer:
-        counts = buffer.counts()
     summary = {
         "steps": last.step,
         "before": dataclasses.asdict(first),
@@ -54,7 +52,6 @@ def write_report(directory: RunDirectory, title: str, *, staleness: int, keep_be
         "staleness": staleness,
         "max_lag": int(max(r["lag/max"] for r in steps)),
         "best": _best(directory, summaries, keep_best),
-        "episodes": counts,
         "conversation": _conversation(episodes[first.step], episodes[last.step]),
     }
     directory.summary.write_text(json.dumps(summary, indent=1))
@@ -63,7 +60,7 @@ def write_report(directory: RunDirectory, title: str, *, staleness: int, keep_be
 def print_report(console: Console, directory: RunDirectory) -> None:
     """Print the summary of a finished run."""
     summary = json.loads(directory.summary.read_text())
-    with BufferView(directory.buffer) as buffer:
+    with BufferView(directory.buffer) as buffer:  # now: what was in flight at the last step has ended since
         counts = buffer.counts()
     for when, lines in summary["conversation"].items():
         console.print(f"\nOne held-out task, {when} training:", style="bold", highlight=False)
