@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparring.backend.rollout import RolloutWorker
+from sparring.backend.rollout import Batch, RolloutWorker
 from sparring.errors import EngineError, SparringError
 
 if TYPE_CHECKING:
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-__all__ = ["Publication", "WeightPublisher"]
+__all__ = ["LendingWorker", "Publication", "WeightPublisher"]
 
 _RESUME_TIMEOUT_S = 30.0
+_LEND_TIMEOUT_S = 330.0
 
 
 @dataclass(frozen=True)
@@ -111,3 +112,15 @@ class WeightPublisher:
                 f"the engine could not {action}: {reason}; it serves version {self._engine.version}. "
                 "Resume from the last checkpoint; look at the engine's log and at free memory"
             ) from error
+
+
+class LendingWorker(RolloutWorker):
+    """Gives the trainer the engine's memory together with each batch; new weights take it back.
+
+    For synchronous training (η = 0), where nothing is sampled from a batch to the weights that it leads to.
+    """
+
+    def next_batch(self, version: int, timeout_s: float) -> Batch:
+        batch = super().next_batch(version, timeout_s)
+        self.run(self._engine.release_memory(), _LEND_TIMEOUT_S)
+        return batch

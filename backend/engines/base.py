@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from sparring.errors import EngineError
+
 if TYPE_CHECKING:
     import torch
 
@@ -167,6 +169,14 @@ class Engine(ABC):
         Raises:
             EngineError: it does not; nothing more may be sampled from it.
         """
+
+    async def release_memory(self) -> None:
+        """Give up the memory of weights and caches until the next `update_weights`. Requests wait from here on.
+
+        Raises:
+            EngineError: this engine cannot, or requests are running.
+        """
+        raise EngineError(f"{type(self).__name__} cannot give its memory up: engine.release_memory is SGLang's")
 
     @abstractmethod
     async def health(self) -> EngineHealth:

@@ -107,6 +107,22 @@ class EngineConfig(_Section):
     memory_fraction: float = Field(0.35, gt=0, lt=1, description="sglang, vllm: share of the GPU's memory")
     arguments: list[str] = Field(default_factory=list, description="sglang, vllm: further arguments of the server")
     environment: dict[str, str] = Field(default_factory=dict, description="sglang, vllm: the server's variables")
+    weights: Literal["auto", "ipc", "disk", "group"] = Field(
+        "auto", description="sglang: new weights go through shared memory, a folder, or a group (NCCL; gloo from a CPU)"
+    )
+    bucket_mib: int = Field(
+        4096, ge=1, description="sglang: MiB of new weights copied at once; larger models go in pieces, paused longer"
+    )
+    verify_weights: int = Field(
+        1, ge=0, description="sglang: updates between comparisons of its weights with the trainer's; 0: never"
+    )
+    group_host: str = Field("127.0.0.1", description="sglang: address of this machine where a server meets the trainer")
+    lora: Literal["merged", "adapter"] = Field(
+        "merged", description="sglang: with trainer.lora it gets merged weights, or the adapter beside its own model"
+    )
+    release_memory: bool = Field(
+        False, description="sglang: lends its GPU memory to the trainer while that trains; needs staleness 0"
+    )
 
 
 class SamplingConfig(_Section):
@@ -240,6 +256,13 @@ class RunConfig(_Section):
                 "engine.deterministic repeats a synchronous run alone: set rollout.staleness=0, "
                 f"or engine.deterministic=false to keep staleness {self.rollout.staleness}"
             )
+        if self.engine.release_memory:
+            self._check_lending()
+        if self.engine.lora == "adapter" and (self.engine.type != "sglang" or self.trainer.lora is None):
+            raise ValueError(
+                "engine.lora=adapter serves the adapter of trainer.lora beside SGLang's model: set trainer.lora and "
+                "engine.type=sglang, or leave it out (the embedded engine always does so)"
+            )
         if self.sampling.max_new_tokens >= self.model.max_length:
             raise ValueError(
                 f"sampling.max_new_tokens={self.sampling.max_new_tokens} leaves no room for a prompt in "
@@ -251,3 +274,19 @@ class RunConfig(_Section):
                 f"rollout.groups_per_step={self.rollout.groups_per_step} groups that a step takes"
             )
         return self
+
+    @property
+    def serves_adapter(self) -> bool:
+        """Whether the engine computes the adapter of `trainer.lora` beside its model, and gets its tensors alone."""
+        return self.trainer.lora is not None and (self.engine.type == "torch" or self.engine.lora == "adapter")
+
+    def _check_lending(self) -> None:
+        if self.engine.type != "sglang":
+            raise ValueError(f"engine.release_memory is SGLang's, not that of engine.type={self.engine.type}")
+        if self.engine.lora == "adapter":
+            raise ValueError("engine.release_memory loses the model that engine.lora=adapter stands on: take one")
+        if self.rollout.staleness or self.eval.during_training != "stall":
+            raise ValueError(
+                "engine.release_memory lends the sampler's memory while the trainer trains, when nothing may be "
+                f"sampled: set rollout.staleness=0 (it is {self.rollout.staleness}) and eval.during_training=stall"
+            )

@@ -62,7 +62,8 @@ async def _servers(config: RunConfig, model: Path, host: str, port: int) -> Asyn
     from sparring.backend.engines.configured import make_servers
 
     logs = Path(tempfile.mkdtemp(prefix="sparring-serve-"))
-    servers = make_servers(config, model, logs, host=host, port=port)
+    lora = config.trainer.lora if config.serves_adapter else None
+    servers = make_servers(config, model, logs, host=host, port=port, lora=lora)
     async with AsyncExitStack() as stack:
         for server in servers:
             stack.push_async_callback(server.stop)

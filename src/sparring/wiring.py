@@ -34,13 +34,13 @@ def make_engine(config: RunConfig, model: Path, logs: Path, *, lora: LoraConfig 
 
     Args:
         logs: a folder for those of its servers.
-        lora: it gets the tensors of such an adapter as its new weights. Servers get merged weights, and need no word.
+        lora: it gets the tensors of such an adapter as its new weights.
     """
     knobs = config.engine
     if knobs.type != "torch":
         from sparring.backend.engines.configured import make_remote
 
-        return make_remote(config, model, logs)
+        return make_remote(config, model, logs, lora=lora)
     make: Any
     if knobs.in_process:
         from sparring.backend.engines.torch_engine import TorchEngine as make

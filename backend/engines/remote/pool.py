@@ -134,6 +134,9 @@ class EnginePool(Engine):
     async def resume(self) -> None:
         await self._everywhere(lambda engine: engine.resume())
 
+    async def release_memory(self) -> None:
+        await self._everywhere(lambda engine: engine.release_memory())
+
     async def verify_weights(self) -> None:
         await self._everywhere(lambda engine: engine.verify_weights())
 

@@ -27,7 +27,7 @@ from sparring.backend.lora import ADAPTER_FILE, FILE_PREFIX, read_adapter
 from sparring.config import LoraConfig
 from sparring.errors import ConfigError, EngineError
 
-__all__ = ["AdapterLoader", "StagedAdapter"]
+__all__ = ["AdapterLoader", "StagedAdapter", "served_modules"]
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _UNLOAD_S = 30.0
@@ -152,3 +152,11 @@ class AdapterLoader:
         }
         (folder / "adapter_config.json").write_text(json.dumps(config))
         folder.chmod(0o755)
+
+
+def served_modules(layout: WeightLayout, lora: LoraConfig) -> list[str]:
+    """The names by which SGLang knows the layers that an adapter stands beside: the last part of each."""
+    if lora.target_modules != "all-linear":
+        return sorted({target.rpartition(".")[2] for target in lora.target_modules})
+    matrices = (name.removesuffix(".weight") for name, shape in layout.shapes.items() if len(shape) == 2)
+    return sorted({name.rpartition(".")[2] for name in matrices} - {"embed_tokens", "lm_head"})

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparring.backend.engines.remote.layout import WeightLayout
 from sparring.backend.engines.remote.process import ProcessOptions, ServerProcess
+from sparring.backend.engines.sglang.adapter import served_modules
+from sparring.config import LoraConfig
 
 __all__ = ["SGLangServer", "ServerOptions"]
 
@@ -25,11 +28,15 @@ class ServerOptions(ProcessOptions):
             Requests end one at a time, and a forward pass for each new prompt alone would halve the throughput.
         fp32_head: logits in float32, closer to a trainer that computes them so.
         attention: triton is in every build; fa3 is faster where the build has it.
+        memory_saver: its memory can be given back and taken again; SGLang needs the package torch_memory_saver for it.
+        lora: it can compute adapters like this beside the model.
     """
 
     fp32_head: bool = False
     delay_prefill: float = 0.1
     attention: str = "triton"
+    memory_saver: bool = False
+    lora: LoraConfig | None = None
 
 
 class SGLangServer(ServerProcess[ServerOptions]):
@@ -68,4 +75,10 @@ class SGLangServer(ServerProcess[ServerOptions]):
             flags.append("--enable-deterministic-inference")
         if options.fp32_head:
             flags.append("--enable-fp32-lm-head")
+        if options.memory_saver:
+            flags.append("--enable-memory-saver")
+        if options.lora is not None:
+            modules = served_modules(WeightLayout.of_model(self._model_path), options.lora)
+            flags += ["--enable-lora", "--max-lora-rank", str(options.lora.rank), "--max-loras-per-batch", "2"]
+            flags += ["--lora-target-modules", *modules]
         return [*(str(part) for pair in arguments.items() for part in pair), *flags, *options.extra]
