@@ -261,12 +261,12 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._metrics["train"].clear()  # TRL's own figures about the sync
 
     def _streaming_iter(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What the engine takes: all weights; of an adapter its own tensors, or, for SGLang, the merged weights."""
+        """What the engine takes: all weights; of an adapter its own tensors, or, for most servers, merged weights."""
         if self._ranks.sharded:
             yield from whole_parameters(self._policy)
         elif self.run_config.trainer.lora is None:
             yield from super()._streaming_iter()
-        elif self.run_config.engine.type == "sglang":
+        elif not self.run_config.serves_adapter:
             yield from merged(self._policy, self._policy.named_parameters())
         else:
             yield from ((served_name(name), tensor) for name, tensor in super()._streaming_iter())

@@ -78,6 +78,7 @@ class _Run:
         from sparring.backend.trainer.optimizer import check_optimizer
         from sparring.backend.trainer.policy import refuse_truncated_sampling
         from sparring.backend.trainer.sinks import check_sinks
+        from sparring.backend.weights import LendingWorker
 
         config, self._began = loaded.config, time.monotonic()
         self.config, self.directory, self.console = config, directory, console
@@ -105,7 +106,8 @@ class _Run:
             self.model = self._warm_started(model)
         elif config.warm_start.steps:
             self.adapter = self._warm_started(model)
-        self.engine = make_engine(config, self.model, directory.root, lora=lora)
+        served = lora if config.serves_adapter else None
+        self.engine = make_engine(config, self.model, directory.root, lora=served)
         self.buffer = TrajectoryBuffer.open(directory.buffer)
         stack.callback(self.buffer.close)
         self._pruned_to = 0
@@ -116,7 +118,8 @@ class _Run:
             max_length=config.model.max_length,
             aliases=config.agent.model_names,
         )
-        self.worker = RolloutWorker(
+        make_worker = LendingWorker if config.engine.release_memory else RolloutWorker
+        self.worker = make_worker(
             engine=self.engine,
             recorder=recorder,
             run_episode=make_episode_runner(self.sources, policy, config),
