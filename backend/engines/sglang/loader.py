@@ -27,6 +27,7 @@ from sparring.backend.engines.sglang.handles import handles
 from sparring.backend.engines.sglang.options import Route, WeightOptions, choose_route
 from sparring.backend.engines.sglang.protocol import ServerInfo
 from sparring.backend.engines.sglang.verify import (
+    CannotTell,
     Checksums,
     WeightsDiffer,
     compare,
@@ -39,7 +40,6 @@ __all__ = ["StagedWeights", "WeightLoader"]
 
 # Bytes. What a device's copy engines and kernels like; a flattened bucket has no room between its tensors.
 _ALIGNMENT = {"ipc": 256, "group": 1}
-_IDENTIFY_S = 30.0
 _MEET_S = 60.0
 _log = logging.getLogger(__name__)
 
@@ -141,12 +141,12 @@ class WeightLoader:
         if not sent:
             return
         url = self._transport.url
-        held = None
-        if self._server.ranks == 1:
+        try:
+            if self._server.ranks > 1:
+                raise CannotTell("it has several ranks, each with a part of them")
             held = await held_checksums(self._transport, deadline_s=self._options.deadline_s)
-        if held is None:
-            self._warn(f"new weights on the SGLang server at {url} are not verified: it was started by others, or has "
-                       "several ranks, and cannot tell")  # fmt: skip
+        except CannotTell as reason:
+            self._warn(f"new weights on the SGLang server at {url} are not verified: {reason}")
             return
         found = compare(sent, held)
         if found.wrong:
@@ -154,7 +154,7 @@ class WeightLoader:
             raise WeightsDiffer(
                 f"the SGLang server at {url} does not hold the weights that it was sent: {names} differ(s), of "
                 f"{len(sent) - len(found.unknown)} parameters compared. Nothing more is sampled from it: restart it, "
-                "and look for faulty memory, or another program that updates it"
+                "and look for faulty memory, or another program that updates it (engine.verify_weights=0 never asks)"
             )
         if found.unknown:
             self._warn(f"{len(found.unknown)} of {len(sent)} parameters on the SGLang server at {url}, such as "
@@ -232,13 +232,13 @@ class WeightLoader:
     async def _meet(self, device: torch.device) -> None:
         """Make sure of a group with the server that runs now: to one that was restarted ours would be unknown, and a
         broadcast in it would kill it."""
-        server = await self._transport.get("/server_info", deadline_s=_IDENTIFY_S)
+        deadline_s = min(_MEET_S, self._options.deadline_s)
+        server = await self._transport.get("/server_info", deadline_s=deadline_s)
         instance = (server or {}).get("startup_time")
         if self._group is not None and (instance is None or instance != self._instance):
             await self._group.close(self._transport)
             self._group = None
         if self._group is None:
-            deadline_s = min(_MEET_S, self._options.deadline_s)
             self._group = await WeightGroup.open(
                 self._transport,
                 host=self._options.host,

@@ -17,7 +17,15 @@ from sparring.backend.engines.remote.transport import Transport
 from sparring.backend.engines.sglang.checksum import ACTION, parameter_checksums
 from sparring.errors import EngineError
 
-__all__ = ["Checksums", "Comparison", "WeightsDiffer", "compare", "folder_checksums", "held_checksums"]
+__all__ = [
+    "CannotTell",
+    "Checksums",
+    "Comparison",
+    "WeightsDiffer",
+    "compare",
+    "folder_checksums",
+    "held_checksums",
+]
 
 Checksums = Mapping[str, tuple[int, str]]
 """Checksum and type by parameter, as `parameter_checksums` gives them."""
@@ -34,6 +42,10 @@ _STACKED = {
 
 class WeightsDiffer(EngineError):
     """A server holds other weights than it was sent."""
+
+
+class CannotTell(EngineError):
+    """A server does not say what weights it holds."""
 
 
 @dataclass(frozen=True)
@@ -75,23 +87,21 @@ def folder_checksums(folder: Path, layout: WeightLayout) -> Checksums:
     return parameter_checksums(named())
 
 
-async def held_checksums(transport: Transport, *, deadline_s: float) -> Checksums | None:
-    """Those of a server's parameters now, or None where it cannot tell: a server that `launcher.py` did not start.
+async def held_checksums(transport: Transport, *, deadline_s: float) -> Checksums:
+    """Those of a server's parameters now.
 
     Raises:
-        EngineError: it should know them and does not.
+        CannotTell: a server that `launcher.py` did not start, or that failed at it.
+        EngineError: no server answers.
     """
     answer: Any = await transport.post("/weights_checker", {"action": ACTION}, deadline_s=deadline_s)
-    if not isinstance(answer, Mapping) or not answer.get("success"):
-        said = str(answer.get("message", answer) if isinstance(answer, Mapping) else answer)
-        if answer is None or "Unsupported action" in said or "Not Found" in said or "detail" in said:
-            return None
-        raise EngineError(f"the SGLang server at {transport.url} could not say what weights it holds: {said[:500]}")
     try:
+        if not answer["success"]:
+            raise CannotTell(str(answer["message"])[:500])
         held: dict[str, list[Any]] = json.loads(answer["message"])
         return {name: (int(value), str(kind)) for name, (value, kind) in held.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise EngineError(f"the SGLang server at {transport.url} gave no checksums: {error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CannotTell(f"it answered {str(answer)[:200]}") from error
 
 
 def _stacked(name: str) -> str:
