@@ -128,6 +128,7 @@ def main() -> int:
         base: Any = model.base_model
         base.layers = base.layers[:2]
         for own in (400, 3000):
+            print(f"P = 3000, S = {own}: minutes on a CPU", flush=True)
             rows += measure(model, dtype, 3000, own, max(1, arguments.repeats // 3), quickstart=False)
     title = f"tree packing, groups of {_GROUP}, SmolLM2, {arguments.dtype}, {arguments.threads} threads"
     return report(title, rows, arguments.json)

@@ -21,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from sparring.backend.trainer.block_attention import block_attention, prefers_block_attention
 from sparring.backend.trainer.varlen_attention import Paths, build_paths, prefers_varlen, varlen_attention
 
-__all__ = ["TREE_ATTENTION", "Block", "TreeLayout", "register_tree_attention", "tree_attention"]
+__all__ = ["TREE_ATTENTION", "Block", "TreeLayout", "attend_by_blocks", "register_tree_attention", "tree_attention"]
 
 TREE_ATTENTION = "sparring_tree"
 
@@ -147,31 +147,42 @@ def tree_attention(
     attention_mask: Tensor | None,
     *,
     tree: TreeLayout,
+    paths: Paths | None = None,
     scaling: float | None = None,
-    dropout: float = 0.0,
+    by_blocks: Callable[..., Tensor] | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """An attention function of transformers. query (1, H, N, D), key and value (1, KV, N, D) -> (1, N, H, D)."""
+    """An attention function of transformers. query (1, H, N, D), key and value (1, KV, N, D) -> (1, N, H, D).
+
+    Args:
+        paths: the layout's own, for a GPU. Tensors that PyTorch's compiler sees, where it would not look into `tree`.
+        by_blocks: instead of `attend_by_blocks`.
+    """
     # Under autocast the rotary embedding leaves query and key in float32, beside a value in the compute type.
-    tokens = [x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value)]  # (N, heads, D)
-    if tree.paths is not None and prefers_varlen(value):
-        q, k, v = tokens
-        return varlen_attention(q, k, v, tree.paths, scaling or q.shape[-1] ** -0.5)[None], None
+    q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))  # (N, heads, D)
+    scale = scaling or q.shape[-1] ** -0.5
+    if paths is not None and prefers_varlen(value):
+        return varlen_attention(q, k, v, paths, scale)[None], None
+    return (by_blocks or attend_by_blocks)(q, k, v, tree, scale)[None], None
+
+
+def attend_by_blocks(query: Tensor, key: Tensor, value: Tensor, tree: TreeLayout, scale: float) -> Tensor:
+    """query (N, H, D), key and value (N, KV, D) -> (N, H, D), a call of PyTorch's a block."""
     grouped = query.size(1) != key.size(1)
     outputs = []
     for block in tree.blocks:
         q, k, v = (
             x.index_select(0, index.reshape(-1)).view(*index.shape, *x.shape[1:]).transpose(1, 2)
-            for x, index in zip(tokens, (block.queries, block.keys, block.keys), strict=True)
+            for x, index in zip((query, key, value), (block.queries, block.keys, block.keys), strict=True)
         )
         if block.mask is not None and prefers_block_attention(q, k):
-            out = block_attention(q, k, v, block.mask, scaling or q.shape[-1] ** -0.5)
+            out = block_attention(q, k, v, block.mask, scale)
         else:
             out = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=block.mask, is_causal=block.mask is None, scale=scaling, enable_gqa=grouped
+                q, k, v, attn_mask=block.mask, is_causal=block.mask is None, scale=scale, enable_gqa=grouped
             )
         outputs.append(out.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs).index_select(0, tree.restore)[None], None
+    return torch.cat(outputs).index_select(0, tree.restore)
 
 
 def register_tree_attention(function: Callable[..., tuple[Tensor, None]] = tree_attention) -> None:

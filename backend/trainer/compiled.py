@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ __all__ = ["compile_layers"]
 def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
     """Compile every decoder layer for rows of any length. The first rows take a minute; the layers share the code.
 
-    Attention stays as it is: the graph breaks there.
+    Attention along paths is a part of the graph. Attention by blocks, with as many calls as a row needs, is not.
 
     Raises:
         ConfigError: the architecture keeps its layers elsewhere than in `layers`.
@@ -24,6 +25,7 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
     base: Any = model.base_model
     if not hasattr(base, "layers"):
         raise ConfigError(f"trainer.compile=true: {type(model).__name__} has no list of layers; leave it off")
-    attention.register_tree_attention(torch.compiler.disable(attention.tree_attention))
+    by_blocks = torch.compiler.disable(attention.attend_by_blocks)
+    attention.register_tree_attention(functools.partial(attention.tree_attention, by_blocks=by_blocks))
     for layer in base.layers:
         layer.compile(dynamic=True, backend=backend)

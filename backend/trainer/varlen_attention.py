@@ -7,7 +7,7 @@ of both, which is just that. So nothing is padded and no mask exists; keys are g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ from torch import Tensor
 __all__ = ["Paths", "build_paths", "prefers_varlen", "varlen_attention"]
 
 
-@dataclass(frozen=True, eq=False)
-class Paths:
+class Paths(NamedTuple):
     """C chunks of a row, laid end to end.
 
     Attributes:

@@ -116,7 +116,8 @@ def _kernel_errors() -> dict[str, float]:
     weights = torch.randn_like(expected)
     wanted = torch.autograd.grad((expected * weights).sum(), reference)
     ours = [x.detach().cuda().bfloat16().requires_grad_() for x in reference]
-    got, _ = tree_attention(torch.nn.Module(), *ours, None, tree=layout.to("cuda"))
+    there = layout.to("cuda")
+    got, _ = tree_attention(torch.nn.Module(), *ours, None, tree=there, paths=there.paths)
     gradients = torch.autograd.grad((got * weights.cuda()).sum(), ours)
     pairs = zip(("out", "dq", "dk", "dv"), (got, *gradients), (expected, *wanted), strict=True)
     return {name: float((a.detach().float().cpu() - b.detach()).norm() / b.detach().norm()) for name, a, b in pairs}
