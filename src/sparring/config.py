@@ -258,10 +258,10 @@ class RunConfig(_Section):
             )
         if self.engine.release_memory:
             self._check_lending()
-        if self.engine.lora == "adapter" and (self.engine.type != "sglang" or self.trainer.lora is None):
+        if self.engine.lora == "adapter" and (self.engine.type == "vllm" or self.trainer.lora is None):
             raise ValueError(
-                "engine.lora=adapter serves the adapter of trainer.lora beside SGLang's model: set trainer.lora and "
-                "engine.type=sglang, or leave it out (the embedded engine always does so)"
+                "engine.lora=adapter serves the adapter of trainer.lora beside the model: set trainer.lora and "
+                "engine.type=sglang, or leave it out (the embedded engine of a run always does so)"
             )
         if self.sampling.max_new_tokens >= self.model.max_length:
             raise ValueError(

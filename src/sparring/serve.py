@@ -84,7 +84,8 @@ async def _torch(config: RunConfig, model: Path, host: str, port: int) -> AsyncI
     from sparring.backend.engines.fake_sglang import FakeSGLang
     from sparring.wiring import make_engine
 
-    engine = make_engine(config, model, model)
+    lora = config.trainer.lora if config.engine.lora == "adapter" else None  # a run that attaches may want either
+    engine = make_engine(config, model, model, lora=lora)
     async with FakeSGLang(engine, model, seeds=config.engine.deterministic).serve(host, port) as url:
         yield [url], lambda: _watch_engine(engine)
 
