@@ -200,7 +200,11 @@ def _score(model: PreTrainedModel, row: PackedRow, dtype: torch.dtype, with_head
     with autocast:
         backbone: Any = model.base_model
         hidden = backbone(
-            input_ids=row.input_ids[None], position_ids=row.position_ids[None], use_cache=False, tree=row.layout
+            input_ids=row.input_ids[None],
+            position_ids=row.position_ids[None],
+            use_cache=False,
+            tree=row.layout,
+            paths=row.layout.paths if device_type == "cuda" else None,
         ).last_hidden_state[0]
     hidden = hidden[row.scored]
     if not with_head:
