@@ -68,6 +68,11 @@ class _Run:
     """The parts of one run. `stack` ends them, in the reverse order of their making."""
 
     def __init__(self, loaded: LoadedConfig, directory: RunDirectory, console: Console, stack: ExitStack) -> None:
+        config, self._began = loaded.config, time.monotonic()
+        self.config, self.directory, self.console = config, directory, console
+        self.sources = open_sources(config)
+        policy = make_policy(config)
+        # What a user has misspelt is told by now: from here on torch is imported, which takes its time.
         from sparring.backend.buffer import TrajectoryBuffer
         from sparring.backend.gateway import ChatFormat, Recorder
         from sparring.backend.gateway.http import GatewayServer
@@ -80,11 +85,7 @@ class _Run:
         from sparring.backend.trainer.sinks import check_sinks
         from sparring.backend.weights import LendingWorker
 
-        config, self._began = loaded.config, time.monotonic()
-        self.config, self.directory, self.console = config, directory, console
-        self.sources = open_sources(config)
         sampler = make_sampler(self.sources, config)
-        policy = make_policy(config)
         load_objective(config.objective.name, config.objective.kwargs)  # an error in it is told before anything starts
         refuse_truncated_sampling(config.sampling)
         check_optimizer(config.trainer)
