@@ -64,7 +64,7 @@ def test_an_evaluations_file_is_taken_up_again_or_begun_anew(tmp_path):
     log.add(EPISODE)
     log.close()
     taken_up = EvalLog(path, {"model": "a"})
-    assert list(taken_up.episodes.values()) == [EPISODE]
+    assert list(taken_up.episodes) == [("", "test/0", 0)]
     with pytest.raises(ConfigError, match="another evaluation is writing"):
         EvalLog(path, {"model": "b"}, overwrite=True)
     taken_up.close()

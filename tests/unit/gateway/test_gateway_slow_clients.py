@@ -8,7 +8,7 @@ import pytest
 
 from sparring.backend.gateway.http.head_deadline import HeadDeadlineProtocol
 
-TIMEOUT_S = 0.3
+TIMEOUT_S = 0.2
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
