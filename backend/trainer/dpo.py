@@ -35,6 +35,8 @@ with warnings.catch_warnings():
 __all__ = ["PairTrainer", "train_dpo"]
 
 _MOST_AT_ONCE = 4  # pairs of a forward; more only pad
+# TRL calls transformers' checkpointing of activations by the names that it had before transformers 5.
+_OLD_NAMES = r"`(is_gradient_checkpointing|gradient_checkpointing_\w+)` is deprecated"
 
 
 class PairTrainer(DPOTrainer):
@@ -108,7 +110,9 @@ def train_dpo(
         )
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(_Refuse())
-        trainer.train()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_OLD_NAMES, category=FutureWarning)
+            trainer.train()
     return model, tokenizer, [record for record in trainer.state.log_history if "loss" in record]
 
 
