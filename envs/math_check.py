@@ -7,6 +7,7 @@ has. So a check runs in a process, and one that hangs is killed and reported as 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.util
 import json
 import sys
@@ -22,6 +23,7 @@ _START_TIMEOUT_S = 60.0
 _MAX_CHARACTERS = 200  # a longer answer is no number, whatever it evaluates to
 
 
+@functools.cache  # every episode has an environment of its own, and the search costs as much as the rest of its making
 def require_math_verify() -> None:
     """Raises ConfigError where math-verify is not installed."""
     if importlib.util.find_spec("math_verify") is None:

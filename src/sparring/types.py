@@ -343,11 +343,8 @@ class Group:
 
 def encode_trajectory(trajectory: Trajectory) -> bytes:
     """The stored form: JSON, compressed. float32 values round-trip exactly."""
-    document = dataclasses.asdict(trajectory)
-    for sequence in document["sequences"]:
-        for name in ("token_ids", "action_mask", "behaviour_logprobs", "policy_versions"):
-            sequence[name] = sequence[name].tolist()
-    return zlib.compress(json.dumps(document, allow_nan=False, separators=(",", ":")).encode(), level=1)
+    document = json.dumps(_plain(trajectory), default=_plain, allow_nan=False, separators=(",", ":"))
+    return zlib.compress(document.encode(), level=1)
 
 
 def decode_trajectory(data: bytes) -> Trajectory:
@@ -373,6 +370,15 @@ def decode_trajectory(data: bytes) -> Trajectory:
             "messages": tuple(document["messages"]),
         }
     )
+
+
+def _plain(value: Any) -> Any:
+    """One level of what JSON does not know; `dataclasses.asdict` would copy every array and message first."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
 
 
 def _decode_sequence(document: Mapping[str, Any]) -> TokenSequence:
