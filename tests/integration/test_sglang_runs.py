@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ENVS = Path(__file__).parent / "run_envs"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ENVS)}
 COMMAND = [sys.executable, "-m", "sparring.cli"]
@@ -38,9 +38,9 @@ def config(tmp_path, tiny_qwen3):
         "env": {"id": "noisy_env:test/Noisy-v0"},
         "engine": {"dtype": "float32", "slots": 16},
         "sampling": {"max_new_tokens": 8},
-        "rollout": {"group_size": 4, "groups_per_step": 2, "max_running_groups": 4, "max_turns": 4, "staleness": 0},
-        "trainer": {"steps": 3, "learning_rate": 1e-2, "dtype": "float32"},
-        "eval": {"every": 2, "tasks": 4, "during_training": "stall"},
+        "rollout": {"group_size": 4, "groups_per_step": 2, "max_running_groups": 4, "max_turns": 2, "staleness": 0},
+        "trainer": {"steps": 2, "learning_rate": 1e-2, "dtype": "float32"},
+        "eval": {"every": 1, "tasks": 2, "during_training": "stall"},
         "run_dir": str(tmp_path / "run"),
     }
     file = tmp_path / "noisy.yaml"
@@ -51,7 +51,7 @@ def config(tmp_path, tiny_qwen3):
 def steps_of_a_run(config, url, *arguments):
     attached = ["engine.type=sglang", f'engine.urls=["{url}"]', *arguments]
     done = subprocess.run(
-        [*COMMAND, "train", config, *attached], env=ENVIRONMENT, capture_output=True, text=True, timeout=200
+        [*COMMAND, "train", config, *attached], env=ENVIRONMENT, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stdout + done.stderr
     metrics = (Path(config).parent / "run" / "metrics.jsonl").read_text()
@@ -69,7 +69,7 @@ def steps_of_a_run(config, url, *arguments):
 def test_a_synchronous_run_samples_from_its_newest_weights(config, options):
     with served(config) as url:
         steps = steps_of_a_run(config, url, *options)
-    assert [record["step"] for record in steps] == [1, 2, 3]
+    assert [record["step"] for record in steps] == [1, 2]
     assert all(record["drift/max/lag0"] < 1e-3 for record in steps)
 
 
@@ -77,5 +77,5 @@ def test_a_run_that_trains_an_adapter_samples_from_it_unmerged(config):
     adapter = ["engine.lora=adapter", "trainer.lora={rank: 4, alpha: 8}"]
     with served(config, *adapter) as url:
         steps = steps_of_a_run(config, url, *adapter)
-    assert [record["step"] for record in steps] == [1, 2, 3]
+    assert [record["step"] for record in steps] == [1, 2]
     assert all(record["drift/max/lag0"] < 1e-3 for record in steps)

@@ -75,13 +75,13 @@ class WeightLayout:
         if missing or unknown:
             raise EngineError(
                 f"the new weights are not the named_parameters() of {self.folder}: missing {_some(missing)}, unknown "
-                f"{_some(unknown)}; the old weights stay"
+                f"{_some(unknown)}"
             )
         for name, shape in given.items():
             if shape != self.shapes[name]:
                 raise EngineError(
                     f"the new weights do not fit {self.folder}: {name} has shape {list(shape)}, expected "
-                    f"{list(self.shapes[name])}; the old weights stay"
+                    f"{list(self.shapes[name])}"
                 )
 
 

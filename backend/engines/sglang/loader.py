@@ -189,6 +189,12 @@ class WeightLoader:
                     if isinstance(outcome, BaseException):
                         raise outcome
                 piece = taken if isinstance(taken, _Piece) else None
+        except EngineError as error:
+            self._abandon_group()
+            raise EngineError(
+                f"{error}. The SGLang server at {self._transport.url} may hold a part of weights {staged.version} now, "
+                "until an update succeeds"
+            ) from error
         except BaseException:
             self._abandon_group()
             raise
