@@ -6,8 +6,8 @@ import argparse
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,16 @@ class FakeServer:
     async def _refuse(self, _request: Request, error: Exception) -> Response:
         return JSONResponse({"error": {"message": str(error)}}, status_code=400)
 
+    @contextmanager
+    def _request(self, rid: str) -> Iterator[None]:
+        """While this lasts, `_end` can end what is said under this name."""
+        self._running.add(rid)
+        try:
+            yield
+        finally:
+            self._running.discard(rid)
+            self._aborted.discard(rid)
+
     async def _say(
         self, rid: str, prompt: Sequence[int], sampling: SamplingParams
     ) -> AsyncIterator[list[int] | Completion]:
@@ -81,23 +91,18 @@ class FakeServer:
         Our engines end all requests with what they have, or none; so an abort of one cuts all, and the others go on.
         """
         said = Completion([], [], [], "aborted", None, [] if sampling.top_logprobs else None)
-        self._running.add(rid)
-        try:
-            while said.finish_reason == "aborted" and rid not in self._aborted:
-                rest = replace(sampling, max_new_tokens=sampling.max_new_tokens - len(said.token_ids))
-                streamed = list(said.token_ids)
-                stream = self._engine.stream([*prompt, *said.token_ids], rest)
-                async with aclosing(stream) as chunks:  # type: ignore[type-var]  # every engine's stream is a generator
-                    async for chunk in chunks:
-                        streamed += chunk.token_ids
-                        if chunk.completion is None:
-                            yield list(streamed)
-                        else:
-                            said = joined(said, chunk.completion)
-            yield said
-        finally:
-            self._running.discard(rid)
-            self._aborted.discard(rid)
+        while said.finish_reason == "aborted" and rid not in self._aborted:
+            rest = replace(sampling, max_new_tokens=sampling.max_new_tokens - len(said.token_ids))
+            streamed = list(said.token_ids)
+            stream = self._engine.stream([*prompt, *said.token_ids], rest)
+            async with aclosing(stream) as chunks:  # type: ignore[type-var]  # every engine's stream is a generator
+                async for chunk in chunks:
+                    streamed += chunk.token_ids
+                    if chunk.completion is None:
+                        yield list(streamed)
+                    else:
+                        said = joined(said, chunk.completion)
+        yield said
 
     async def _whole(self, rid: str, prompt: Sequence[int], sampling: SamplingParams) -> Completion:
         async for said in self._say(rid, prompt, sampling):

@@ -160,8 +160,10 @@ class FakeSGLang(FakeServer):
         """The model that a request asks for is in place; gives the request's id."""
         if self._lent:
             raise EngineError("the memory of the model was given back")
+        rid = body.get("rid") or uuid.uuid4().hex
         async with self._adapters.used(body.get("lora_path")):
-            yield body.get("rid") or uuid.uuid4().hex
+            with self._request(rid):
+                yield rid
 
 
 def _sampling(body: Mapping[str, Any]) -> SamplingParams:

@@ -98,15 +98,17 @@ class FakeVLLM(FakeServer):
         self.bodies.append(body)
         if body.get("stream"):
             return StreamingResponse(self._events(body), media_type="text/event-stream")
-        said = await self._whole(_rid(body), body["token_ids"], _sampling(body))
-        return JSONResponse(self._answer(body, self._choice(said) | self._end_of(said)))
+        with self._request(rid := _rid(body)):
+            said = await self._whole(rid, body["token_ids"], _sampling(body))
+        return JSONResponse(self._answer(rid, self._choice(said) | self._end_of(said)))
 
     async def _events(self, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        try:
-            async for choice in self._choices(_rid(body), body["token_ids"], _sampling(body)):
-                yield _event(self._answer(body, choice))
-        except EngineError as error:
-            yield _event({"error": {"message": str(error)}})
+        with self._request(rid := _rid(body)):
+            try:
+                async for choice in self._choices(rid, body["token_ids"], _sampling(body)):
+                    yield _event(self._answer(rid, choice))
+            except EngineError as error:
+                yield _event({"error": {"message": str(error)}})
         yield b"data: [DONE]\n\n"
 
     async def _choices(self, rid: str, prompt: list[int], sampling: SamplingParams) -> AsyncIterator[dict[str, Any]]:
@@ -125,8 +127,8 @@ class FakeVLLM(FakeServer):
                 return
             yield self._choice(more)
 
-    def _answer(self, body: Mapping[str, Any], choice: dict[str, Any]) -> dict[str, Any]:
-        return {"request_id": _rid(body), "output_mode": "tokens", "choices": [{"index": 0, **choice}]}
+    def _answer(self, rid: str, choice: dict[str, Any]) -> dict[str, Any]:
+        return {"request_id": rid, "output_mode": "tokens", "choices": [{"index": 0, **choice}]}
 
     def _choice(self, said: Completion) -> dict[str, Any]:
         tops = said.top_logprobs or [[] for _ in said.token_ids]

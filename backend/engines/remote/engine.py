@@ -33,7 +33,6 @@ Call = tuple[str, dict[str, Any]]  # a path, and the body that is posted to it
 
 _CONTROL_S = 30.0  # pause and resume take milliseconds
 _UPDATE_S = 300.0  # from disk, a large model takes minutes
-_HEALTH_S = 4.5  # an idle server answers at once; the front end of a busy one may take seconds
 _STAGED: WeightSource = []  # what `stage_weights` gives to `update_weights`
 _PROBE_S = 60.0
 _T = TypeVar("_T")
@@ -114,9 +113,8 @@ class RemoteEngine(Engine):
     async def _held(self) -> str:
         """What the server calls the weights that it holds now."""
 
-    @abstractmethod
     def _check_sampling(self, sampling: SamplingParams) -> None:
-        """Refuse what this server would quietly not do."""
+        """Refuse what this server would quietly not do; most do all of it."""
 
     @abstractmethod
     def _ask(self, leg: Leg, *, stream: bool) -> Call: ...

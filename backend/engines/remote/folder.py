@@ -21,7 +21,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 def write_folder(
     version: int, named: Iterable[tuple[str, torch.Tensor]], layout: WeightLayout
 ) -> tempfile.TemporaryDirectory[str]:
-    """A Hugging Face folder of tensors in the served type, in shared memory where there is some, for the caller to end."""
+    """A Hugging Face folder of tensors in the served type, in shared memory if there is some; the caller removes it."""
     import torch
     from safetensors.torch import save_file
 

@@ -17,7 +17,8 @@ from sparring.errors import EngineError
 __all__ = ["VLLMEngine"]
 
 _IDENTIFY_S = 30.0
-_HEALTH_S = 4.5
+_HEALTH_S = 4.5  # an idle server answers at once; the front end of a busy one may take seconds
+_ROUNDING = 1e-3
 _HOW_TO_START = (
     "start vLLM 0.33 or later with VLLM_SERVER_DEV_MODE=1 in its environment, and with --enable-scale-out "
     "--logprobs-mode processed_logprobs"
@@ -35,19 +36,19 @@ class VLLMEngine(RemoteEngine):
     kind = "vLLM"
 
     async def _identify(self) -> int:
-        version = await self._died_or(self._transport.get("/version", deadline_s=_IDENTIFY_S))
-        models = await self._died_or(self._transport.get("/v1/models", deadline_s=_IDENTIFY_S))
-        weights = await self._died_or(self._transport.get("/weight_info", deadline_s=_IDENTIFY_S))
-        if not all(isinstance(answer, dict) for answer in (version, models)) or "version" not in version:
+        server = await self._died_or(self._transport.get("/version", deadline_s=_IDENTIFY_S))
+        if not isinstance(server, dict) or "version" not in server:
             raise EngineError(
                 f"what answers at {self.url} is not a vLLM server (no version in its /version): check the port"
             )
+        models = await self._died_or(self._transport.get("/v1/models", deadline_s=_IDENTIFY_S))
+        for model in (models or {}).get("data") or ():
+            self._check_model(model)
+        weights = await self._died_or(self._transport.get("/weight_info", deadline_s=_IDENTIFY_S))
         if "weight_version" not in (weights or {}):
             raise EngineError(
-                f"the vLLM {version['version']} at {self.url} does not let its weights be changed: {_HOW_TO_START}"
+                f"the vLLM {server['version']} at {self.url} does not let its weights be changed: {_HOW_TO_START}"
             )
-        for model in models.get("data") or ():
-            self._check_model(model)
         return version_of(str(weights["weight_version"]))
 
     def _check_model(self, model: dict[str, Any]) -> None:
@@ -68,12 +69,12 @@ class VLLMEngine(RemoteEngine):
             )
 
     async def _probe(self) -> None:
-        """A token that had no alternative: where the server reports one as possible, it does so before the cut."""
+        """Ask for a token without alternatives: a server that reports one, or no logarithm, tells of something else."""
         only = SamplingParams(max_new_tokens=1, top_k=1, top_logprobs=2)
         probe = await self.generate([0], only)
         if not probe.token_ids:
             raise EngineError(f"the vLLM server at {self.url} sampled nothing when asked for one token")
-        if probe.top_logprobs is not None and len(probe.top_logprobs[0]) > 1:
+        if len((probe.top_logprobs or [[]])[0]) > 1 or probe.logprobs[0] > _ROUNDING:
             raise EngineError(
                 f"the vLLM server at {self.url} reports log-probabilities of another distribution than it samples "
                 f"from: {_HOW_TO_START}"
@@ -84,9 +85,6 @@ class VLLMEngine(RemoteEngine):
         if "weight_version" not in answer:
             raise EngineError(f"the vLLM server at {self.url} is not well: {refusal(answer) or answer}")
         return str(answer["weight_version"])
-
-    def _check_sampling(self, sampling: SamplingParams) -> None:
-        """Nothing to refuse: with processed log-probabilities all of it is what was sampled from."""
 
     def _ask(self, leg: Leg, *, stream: bool) -> Call:
         return "/inference/v1/generate", generate_body(leg, stream=stream)

@@ -7,6 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from sparring.backend.engines.base import SamplingParams
+from sparring.backend.engines.fake_server import FakeServer
 from sparring.backend.engines.fake_vllm import FakeVLLM
 from sparring.backend.engines.scripted import ScriptedEngine
 from sparring.backend.engines.vllm import VLLMEngine
@@ -165,9 +166,7 @@ class TestWhatAnswersAtTheAddress:
             await engine.start()
 
     async def test_another_program(self, tiny_qwen3):
-        from sparring.backend.engines.fake_sglang import FakeSGLang
-
-        said = await self.refused(tiny_qwen3, FakeSGLang(ScriptedEngine(count), tiny_qwen3))
+        said = await self.refused(tiny_qwen3, FakeServer(ScriptedEngine(count), tiny_qwen3, "knows no path at all"))
         assert "is not a vLLM server" in said
         assert "check the port" in said
 
