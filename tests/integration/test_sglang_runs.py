@@ -1,4 +1,4 @@
-"""Runs by the command line on the stand-in for SGLang: each step's drift shows whether it samples from what was sent."""
+"""Runs by the command line on the stand-in for SGLang: a step's drift shows whether it samples from what was sent."""
 
 import json
 import os

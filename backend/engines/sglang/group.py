@@ -35,7 +35,7 @@ class WeightGroup:
 
     def __init__(self, name: str, store: dist.Store, backend: Any) -> None:
         self.name = name
-        self._store, self._backend = store, backend
+        self._backend, self._parts = backend, [backend, store]
 
     @classmethod
     async def open(
@@ -113,9 +113,9 @@ class WeightGroup:
 
     def abandon(self) -> None:
         """Leave without a word. What still runs in the group ends by its deadline, and nobody waits for it."""
-        parts: list[Any] = [self._backend, self._store]
-        self._backend = self._store = None
-        threading.Thread(target=parts.clear, name="sparring-group-end", daemon=True).start()
+        self._backend = None
+        # The last reference waits for what still runs: not here.
+        threading.Thread(target=self._parts.clear, name="sparring-group-end", daemon=True).start()
 
 
 def _join(
@@ -131,10 +131,11 @@ def _join(
         nccl = dist.ProcessGroupNCCL.Options()
         nccl._timeout = patience
         return dist.ProcessGroupNCCL(prefixed, 0, world, nccl)
-    gloo = dist.ProcessGroupGloo._Options()
+    kind_of_group: Any = dist.ProcessGroupGloo  # its options are not in torch's types
+    gloo = kind_of_group._Options()
     gloo._timeout = patience
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    return dist.ProcessGroupGloo(prefixed, 0, world, gloo)
+    gloo._devices = [kind_of_group.create_device(hostname=host)]
+    return kind_of_group(prefixed, 0, world, gloo)
 
 
 def _in_thread(call: Callable[[], Any]) -> asyncio.Future[Any]:

@@ -206,11 +206,11 @@ class WeightLoader:
     async def _send(self, staged: StagedWeights, piece: _Piece) -> None:
         bucket = piece.bucket
         if piece.handles is not None:
-            body = {"serialized_named_tensors": [piece.handles]}
-            await self._post("/update_weights_from_tensor", body, staged, last=bucket.last)
+            handed = {"serialized_named_tensors": [piece.handles]}
+            await self._post("/update_weights_from_tensor", handed, staged, last=bucket.last)
             return
         assert self._group is not None
-        body = {
+        body: dict[str, Any] = {
             "names": [name for name, _ in bucket.views],
             "dtypes": [self._layout.dtype] * len(bucket.views),
             "shapes": [list(view.shape) for _, view in bucket.views],
