@@ -210,11 +210,8 @@ def _score(model: PreTrainedModel, row: PackedRow, dtype: torch.dtype, with_head
     if not with_head:
         return Scores(hidden.new_empty(0), hidden.new_empty(0), hidden)
     head: nn.Module = model.get_output_embeddings()
-    weight: Any = head.weight
+    weight: Any = head.weight  # whole and plain inside this forward, in a sharded model too
     bias: Any = getattr(head, "bias", None)
-    if hasattr(weight, "full_tensor"):  # FSDP2 shards it
-        weight = weight.full_tensor()
-        bias = bias.full_tensor() if bias is not None else None
     head_dtype = dtype if device_type in ("cpu", "cuda") else torch.promote_types(torch.float32, weight.dtype)
     with torch.autocast(device_type, enabled=False):
         logprobs, entropy = chunked_logprobs(

@@ -14,7 +14,7 @@ from sparring.backend.trainer.packing import PackedRow, Sample, pack, split_rows
 from sparring.backend.trainer.step import Scored, Step, logprobs_by_sample, make_sample
 from sparring.types import Group
 
-__all__ = ["prepare_step", "proximal_of", "score_rows", "with_reward_kl"]
+__all__ = ["prepare_step", "proximal_of", "reference_of", "score_rows", "with_reward_kl"]
 
 
 @torch.no_grad()
@@ -31,6 +31,15 @@ def proximal_of(row: PackedRow, scored: Mapping[int, Scored]) -> torch.Tensor:
     """What `score_rows` found for the terms of a row, (M,), in their order and on its device."""
     per_sequence = [scored[index][1] for index in row.sample_index.tolist()]
     return torch.from_numpy(np.concatenate(per_sequence)).to(row.targets.device)
+
+
+@torch.no_grad()
+def reference_of(row: PackedRow, reference: Any) -> torch.Tensor | None:
+    """Log-probabilities (M,) that the reference policy gives the terms of a row; None where there is no reference."""
+    if reference is None:
+        return None
+    scores: torch.Tensor = reference(row=row).logprobs
+    return scores
 
 
 def prepare_step(objective: Objective, step: Step, scored: Mapping[int, Scored]) -> Mapping[str, float]:

@@ -40,8 +40,8 @@ from sparring.backend.trainer.interrupt import InterruptGuard
 from sparring.backend.trainer.loop import LifeCycle, Steps
 from sparring.backend.trainer.metrics import MetricsFile, StepMeter
 from sparring.backend.trainer.optimizer import make_optimizer, plain_optimizer
-from sparring.backend.trainer.packing import PackedRow, Sample, pack, split_rows
-from sparring.backend.trainer.passes import prepare_step, proximal_of, score_rows, with_reward_kl
+from sparring.backend.trainer.packing import Sample, pack, split_rows
+from sparring.backend.trainer.passes import prepare_step, proximal_of, reference_of, score_rows, with_reward_kl
 from sparring.backend.trainer.policy import load_policy, load_reference, refuse_truncated_sampling, trains_on_cpu
 from sparring.backend.trainer.probe import DriftReport, probe
 from sparring.backend.trainer.protocols import BatchSource, StartEvaluation, WeightPublisher
@@ -128,6 +128,7 @@ class AgentTrainer(AsyncGRPOTrainer):
             token_budget=knobs.token_budget,
             max_staleness=config.rollout.staleness,
             use_cpu=trains_on_cpu(knobs.device),
+            ddp_timeout=int(batch_timeout_s) + 1800,  # the other ranks wait while the main one waits for a batch
             bf16=False,  # autocast is the head's own; accelerate's would convert outputs once more
             seed=config.seed,
             logging_strategy="no",
@@ -199,12 +200,13 @@ class AgentTrainer(AsyncGRPOTrainer):
         """
         self._resume = resume
         self._resume_from = latest_checkpoint(self._run_dir) if resume else None
+        began_at = checkpoint_step(self._resume_from) if self._resume_from is not None else 0
         with self._ranks.together(), self._guard:
             try:
                 super().train()
             except KeyboardInterrupt:
                 self._policy.zero_grad(set_to_none=True)
-                if checkpoint_on_interrupt and self.state.global_step > 0 and not self._guard.held:
+                if checkpoint_on_interrupt and self.state.global_step > began_at and not self._guard.held:
                     self.save_checkpoint()
                 raise
             finally:
@@ -331,7 +333,7 @@ class AgentTrainer(AsyncGRPOTrainer):
                         scores,
                         inputs.totals,
                         proximal=proximal_of(row, earlier) if earlier is not None else None,
-                        reference=self._reference_scores(row),
+                        reference=None if self.objective.reward_kl else reference_of(row, self._reference),
                         step=prepared,
                         values=self._critic.values(row, scores) if self._critic is not None else None,
                         targets=self._critic.targets_of(row) if self._critic is not None else None,
@@ -371,13 +373,6 @@ class AgentTrainer(AsyncGRPOTrainer):
         with self._clock.phase("first_pass"):
             values = self._critic.score(model, passes, self.args.device)
         return self._critic.credit(step, self._groups, ChainMap(*self._ranks.gather(values)))
-
-    @torch.no_grad()
-    def _reference_scores(self, row: PackedRow) -> torch.Tensor | None:
-        if self._reference is None or self.objective.reward_kl:
-            return None
-        scores: torch.Tensor = self._reference(row=row).logprobs
-        return scores
 
     def _clip_grad_norm(self, model: Any) -> Any:
         norm = whole(super()._clip_grad_norm(model))
