@@ -50,6 +50,9 @@ async def test_a_server_killed_in_mid_request_fails_it_with_how_it_died(tiny_qwe
     stream = engine.stream([1], SamplingParams(max_new_tokens=100))
     await anext(stream)
     whole = asyncio.create_task(engine.generate([1], SamplingParams(max_new_tokens=100)))
+    async with asyncio.timeout(30):
+        while len(engine._running) < 2:  # noqa: ASYNC110  # both are on their way; a pause keeps them from ending
+            await asyncio.sleep(0.002)
     await engine.pause()
     assert process.pid is not None
     os.killpg(process.pid, signal.SIGKILL)
