@@ -2,6 +2,7 @@
 
 A row holds one chunk of queries a sequence; its keys are the sequence's whole path through the tree. Chunks of like
 size are padded into one batched call; a chunk without a prefix (q = k) is plain causal attention and needs no mask.
+Nor does a long chunk behind a prefix: it has a call of its own, in which its queries are the last of its keys.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from sparring.backend.trainer.block_attention import block_attention, prefers_block_attention
+from sparring.backend.trainer.tail_attention import prefers_tail_attention, tail_attention
 from sparring.backend.trainer.varlen_attention import Paths, build_paths, prefers_varlen, varlen_attention
 
 __all__ = ["TREE_ATTENTION", "Block", "TreeLayout", "attend_by_blocks", "register_tree_attention", "tree_attention"]
@@ -28,6 +31,9 @@ TREE_ATTENTION = "sparring_tree"
 # One more SDPA call and its gathers cost about as much as so many query-key products (measured on a CPU, SmolLM2).
 _CALL_COST = 20_000
 
+# From so many query-key products on, a chunk behind a prefix is long.
+_LONG = 1 << 16
+
 
 @dataclass(frozen=True, eq=False)
 class Block:
@@ -35,7 +41,8 @@ class Block:
 
     Attributes:
         queries: (b, q) packed positions. keys: (b, k) packed positions. Padding points at position 0.
-        mask: (b, 1, q, k), True where attention is allowed; None where all chunks are whole and causal (q = k).
+        mask: (b, 1, q, k), True where attention is allowed; None where query i sees keys 0 .. k - q + i: whole chunks
+            (q = k), or a long one.
     """
 
     queries: Tensor
@@ -105,24 +112,30 @@ class TreeLayout:
                 depth[row, :q] = np.arange(k - q, k)
                 restore[queries[row, :q]] = offset + row * q_max + np.arange(q)
             offset += queries.size
-            # Without a prefix in any of them no mask is needed: padding comes last.
-            causal = self._sliding_window is None and all(q == k for q, k in (shapes[i] for i in members))
+            # Padding of whole chunks comes last, where nothing sees it; a long one is alone and has none.
+            causal = self._sliding_window is None and _kind(*shapes[members[0]]) != "short"
             mask = None if causal else _mask(torch.from_numpy(depth), k_max, self._sliding_window)
             blocks.append(Block(torch.from_numpy(queries), torch.from_numpy(keys), mask).to(self._device))
         return tuple(blocks), torch.from_numpy(restore).to(self._device)
 
 
+def _kind(q: int, k: int) -> Literal["whole", "long", "short"]:
+    return "whole" if q == k else "long" if q * k >= _LONG else "short"
+
+
 def _buckets(shapes: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Chunks of like shape together, as long as the padding costs less than another call. Empty chunks fall away."""
+    """Chunks of one kind and like shape together, as long as the padding costs less than another call.
+
+    A long one stays alone. Empty ones fall away.
+    """
     buckets: list[list[int]] = []
     area = q_max = k_max = 0
-    filled = [i for i, (q, _) in enumerate(shapes) if q]
-    for i in sorted(filled, key=lambda i: (shapes[i][0] == shapes[i][1], shapes[i])):
+    kinds = {i: _kind(q, k) for i, (q, k) in enumerate(shapes) if q}
+    for i in sorted(kinds, key=lambda i: (kinds[i], shapes[i])):
         q, k = shapes[i]
-        whole = q == k
         padded = max(q, q_max) * max(k, k_max)
-        fits = buckets and (len(buckets[-1]) + 1) * padded <= area + q * k + _CALL_COST
-        if fits and whole == (shapes[buckets[-1][0]][0] == shapes[buckets[-1][0]][1]):
+        like = buckets and kinds[i] == kinds[buckets[-1][0]] != "long"
+        if like and (len(buckets[-1]) + 1) * padded <= area + q * k + _CALL_COST:
             buckets[-1].append(i)
             area, q_max, k_max = area + q * k, max(q, q_max), max(k, k_max)
         else:
@@ -168,21 +181,28 @@ def tree_attention(
 
 def attend_by_blocks(query: Tensor, key: Tensor, value: Tensor, tree: TreeLayout, scale: float) -> Tensor:
     """query (N, H, D), key and value (N, KV, D) -> (N, H, D), a call of PyTorch's a block."""
-    grouped = query.size(1) != key.size(1)
     outputs = []
     for block in tree.blocks:
         q, k, v = (
             x.index_select(0, index.reshape(-1)).view(*index.shape, *x.shape[1:]).transpose(1, 2)
             for x, index in zip((query, key, value), (block.queries, block.keys, block.keys), strict=True)
         )
-        if block.mask is not None and prefers_block_attention(q, k):
-            out = block_attention(q, k, v, block.mask, scale)
-        else:
-            out = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=block.mask, is_causal=block.mask is None, scale=scale, enable_gqa=grouped
-            )
-        outputs.append(out.transpose(1, 2).flatten(0, 1))
+        outputs.append(_attend(q, k, v, block.mask, scale).transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs).index_select(0, tree.restore)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """q (b, H, q, D), k and v (b, KV, k, D), a block's mask -> (b, H, q, D)"""
+    if mask is None and prefers_tail_attention(q, k):
+        return tail_attention(q, k, v, scale)
+    if mask is not None and prefers_block_attention(q, k):
+        return block_attention(q, k, v, mask, scale)
+    whole = q.shape[2] == k.shape[2]
+    if mask is None and not whole:
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(k.shape[2] - q.shape[2])
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
 
 
 def register_tree_attention(function: Callable[..., tuple[Tensor, None]] = tree_attention) -> None:

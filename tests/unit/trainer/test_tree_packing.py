@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from sparring.backend.trainer import attention
 from sparring.backend.trainer.attention import TreeLayout
 from sparring.backend.trainer.packing import Sample, pack, split_rows
 from sparring.errors import TrainerError
@@ -92,16 +93,19 @@ def _sample(ids: np.ndarray, index: int) -> Sample:
     return Sample(ids, mask, zeros.astype(np.float32), zeros, zeros.astype(np.int32), np.ones(n, np.float32), index)
 
 
-@given(forests(), st.sampled_from([None, 3]))
-@settings(deadline=None, max_examples=60)
-def test_every_token_attends_to_its_own_path_and_to_nothing_else(samples, window):
+@given(forests(), st.sampled_from([None, 3]), st.sampled_from([1 << 16, 12]))
+@settings(deadline=None, max_examples=100)
+def test_every_token_attends_to_its_own_path_and_to_nothing_else(samples, window, long):
     row = pack(samples, sliding_window=window)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "_LONG", long)
+        assert row.layout.blocks  # worked out here, and kept
     seen: dict[int, set[int]] = {}
     for block in row.layout.blocks:
         mask = block.mask
         if mask is None:
             n, k = block.queries.shape[1], block.keys.shape[1]
-            mask = torch.ones(n, k, dtype=torch.bool).tril().expand(len(block.queries), 1, n, k)
+            mask = torch.ones(n, k, dtype=torch.bool).tril(k - n).expand(len(block.queries), 1, n, k)
         flat = 0
         for b, queries in enumerate(block.queries.tolist()):
             for q, position in enumerate(queries):
