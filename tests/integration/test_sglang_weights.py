@@ -60,10 +60,10 @@ async def start(tiny_qwen3, tmp_path):
         async def make(*, port=0, **options):
             knobs = ServerOptions(dtype="float32", max_running=4, port=port)
             log = tmp_path / f"server-{time.monotonic_ns()}.log"
-            server = SGLangServer(tiny_qwen3, knobs, max_length=128, log_path=log, command=STAND_IN)
+            server = SGLangServer(tiny_qwen3, knobs, max_length=1000, log_path=log, command=STAND_IN)
             stack.push_async_callback(server.stop)
             weights = WeightOptions(**options)
-            engine = SGLangEngine(tiny_qwen3, url=await server.start(), max_length=128, weights=weights)
+            engine = SGLangEngine(tiny_qwen3, url=await server.start(), max_length=1000, weights=weights)
             await engine.start()
             stack.push_async_callback(engine.stop)
             return engine, server
@@ -88,17 +88,20 @@ async def test_requests_live_through_an_update_in_pieces(start, tiny_qwen3, rout
     begun, seen = asyncio.Event(), []
 
     async def ask():
-        async for chunk in engine.stream(PROMPT, SamplingParams(max_new_tokens=100)):
+        async for chunk in engine.stream(PROMPT, SamplingParams(max_new_tokens=900)):
             seen.append(chunk)
             begun.set()
 
+    staged = await engine.stage_weights(4, weights.items())
     asking = asyncio.create_task(ask())
     await begun.wait()
-    await engine.publish(4, weights.items())
+    await engine.pause()
+    await engine.update_weights(4, staged)
+    await engine.resume()
     await asking
     completion = seen[-1].completion
     assert completion is not None
-    assert len(completion.token_ids) == 100
+    assert len(completion.token_ids) == 900
     assert completion.policy_versions == sorted(completion.policy_versions)
     assert set(completion.policy_versions) == {0, 4}
 

@@ -37,7 +37,8 @@ class BucketStager:
     short as can be, at the price of a second copy of the model. A larger one goes through two buffers of half the
     limit in turn: the first bucket is copied before the pause, each further one while the server loads the bucket
     before it. Memory is then `limit` however large the model (two of its largest tensor, if that is more), and the
-    pause is as long as the slower of copying and loading takes for the whole model.
+    pause is as long as the slower of copying and loading takes for the whole model. Each server has a stager of its
+    own.
     """
 
     def __init__(self, layout: WeightLayout, limit: int, *, alignment: int) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ __all__ = ["WeightGroup"]
 
 _POLL_S = 0.001
 _GOODBYE_S = 5.0
+_NCCL_PATIENCE = timedelta(hours=6)  # beyond every deadline of ours, which aborts it before
 
 
 class WeightGroup:
@@ -35,7 +37,8 @@ class WeightGroup:
 
     def __init__(self, name: str, store: dist.Store, backend: Any) -> None:
         self.name = name
-        self._backend, self._parts = backend, [backend, store]
+        self._store: dist.Store | None = store
+        self._backend = backend
 
     @classmethod
     async def open(
@@ -112,10 +115,17 @@ class WeightGroup:
         self.abandon()
 
     def abandon(self) -> None:
-        """Leave without a word. What still runs in the group ends by its deadline, and nobody waits for it."""
-        self._backend = None
-        # The last reference waits for what still runs: not here.
-        threading.Thread(target=self._parts.clear, name="sparring-group-end", daemon=True).start()
+        """Leave without a word. What still runs in the group is aborted, or ends by its deadline."""
+        parts: list[Any] = [self._backend, self._store]
+        self._backend = self._store = None
+        threading.Thread(target=_end, args=(parts,), name="sparring-group-end", daemon=True).start()
+
+
+def _end(parts: list[Any]) -> None:
+    """Drop the last references, which waits for what runs, in a thread that may."""
+    with suppress(RuntimeError):  # gloo aborts nothing
+        parts[0].abort()
+    parts.clear()
 
 
 def _join(
@@ -129,8 +139,9 @@ def _join(
     prefixed = dist.PrefixStore(f"{device}/", dist.PrefixStore(f"{name}/", dist.PrefixStore(name, store)))
     if kind == "nccl":
         nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = patience
-        return dist.ProcessGroupNCCL(prefixed, 0, world, nccl)
+        nccl._timeout = _NCCL_PATIENCE
+        with _nccl_errors_left_to_us():
+            return dist.ProcessGroupNCCL(prefixed, 0, world, nccl)
     kind_of_group: Any = dist.ProcessGroupGloo  # its options are not in torch's types
     gloo = kind_of_group._Options()
     gloo._timeout = patience
@@ -162,6 +173,21 @@ def _in_thread(call: Callable[[], Any]) -> asyncio.Future[Any]:
 
     threading.Thread(target=run, name="sparring-group-join", daemon=True).start()
     return future
+
+
+@contextmanager
+def _nccl_errors_left_to_us() -> Iterator[None]:
+    """NCCL's watchdog ends the process when the other end is lost or late; the trainer is to live on without it."""
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    before = os.environ.get(name)
+    os.environ[name] = "0"  # read as the group is made
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _message(answer: Any) -> str:

@@ -40,7 +40,7 @@ __all__ = ["StagedWeights", "WeightLoader"]
 
 # Bytes. What a device's copy engines and kernels like; a flattened bucket has no room between its tensors.
 _ALIGNMENT = {"ipc": 256, "group": 1}
-_MEET_S = 60.0
+_GROUP_S = 60.0  # to meet, and for each broadcast: a server that hangs is not waited for as long as one that reads
 _log = logging.getLogger(__name__)
 
 
@@ -218,7 +218,8 @@ class WeightLoader:
             "load_format": "flattened_bucket",
         }
         told = asyncio.ensure_future(self._post("/update_weights_from_distributed", body, staged, last=bucket.last))
-        cast = asyncio.ensure_future(self._group.broadcast(bucket.buffer, deadline_s=self._options.deadline_s))
+        deadline_s = min(_GROUP_S, self._options.deadline_s)
+        cast = asyncio.ensure_future(self._group.broadcast(bucket.buffer, deadline_s=deadline_s))
         try:
             await asyncio.gather(told, cast)
         finally:
@@ -238,7 +239,7 @@ class WeightLoader:
     async def _meet(self, device: torch.device) -> None:
         """Make sure of a group with the server that runs now: to one that was restarted ours would be unknown, and a
         broadcast in it would kill it."""
-        deadline_s = min(_MEET_S, self._options.deadline_s)
+        deadline_s = min(_GROUP_S, self._options.deadline_s)
         server = await self._transport.get("/server_info", deadline_s=deadline_s)
         instance = (server or {}).get("startup_time")
         if self._group is not None and (instance is None or instance != self._instance):

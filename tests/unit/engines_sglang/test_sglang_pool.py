@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -90,3 +91,18 @@ async def test_servers_of_different_weights_become_equal_with_the_first_update()
     assert [member.version for member in members] == [4, 4]
     await pool.stop()
 
+
+async def test_a_server_that_lost_its_weights_in_a_restart_comes_back_with_the_next_ones():
+    class Restarted(ScriptedEngine):
+        async def health(self):
+            state = await super().health()
+            return replace(state, ok=self.version == 2, detail="was it restarted?")
+
+    members = [Restarted(lambda _prompt: range(100)), *engines(1)]
+    pool = EnginePool(members, check_every_s=60)
+    await pool.start()
+    pool._take_out(pool._members[0], EngineError("gone"))
+    await pool.update_weights(2, [("w", None)])
+    assert [member.version for member in members] == [2, 2]
+    assert pool._members[0].fault is None
+    await pool.stop()
