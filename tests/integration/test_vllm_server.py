@@ -1,16 +1,19 @@
 """The server's process: started, killed in mid-request, orphaned. The stand-in runs in vLLM's place, as a program."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from sparring.backend.engines.base import SamplingParams
 from sparring.backend.engines.remote.process import ProcessOptions
+from sparring.backend.engines.remote.transport import ENGINE_KEY
 from sparring.backend.engines.vllm import VLLMEngine, VLLMServer
 from sparring.backend.engines.vllm.server import _LAUNCHER
 from sparring.cli import main
@@ -119,3 +122,34 @@ def _alive(pid: int) -> bool:
             return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.timeout(600)
+async def test_a_synchronous_run_samples_from_its_newest_weights(tiny_qwen3, tmp_path):
+    process = server(tiny_qwen3, tmp_path)
+    url = await process.start()
+    config = {
+        "model": {"path": str(tiny_qwen3), "tool_template": "hermes-compact", "max_length": 128},
+        "env": {"id": "noisy_env:test/Noisy-v0"},
+        "engine": {"type": "vllm", "urls": [url], "dtype": "float32"},
+        "sampling": {"max_new_tokens": 8},
+        "rollout": {"group_size": 4, "groups_per_step": 2, "max_running_groups": 4, "max_turns": 2, "staleness": 0},
+        "trainer": {"steps": 2, "learning_rate": 1e-2, "dtype": "float32"},
+        "eval": {"every": 0, "tasks": 2},
+        "run_dir": str(tmp_path / "run"),
+    }
+    (tmp_path / "noisy.yaml").write_text(json.dumps(config))
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent / "run_envs"), ENGINE_KEY: str(process.key)}
+    command = [sys.executable, "-m", "sparring.cli", "train", str(tmp_path / "noisy.yaml")]
+    try:
+        done = await asyncio.to_thread(
+            subprocess.run, command, env=environment, capture_output=True, text=True, timeout=560
+        )
+    finally:
+        await process.stop()
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    steps = [record for line in lines if (record := json.loads(line))["kind"] == "step"]
+    assert [record["step"] for record in steps] == [1, 2]
+    assert all(record["drift/max/lag0"] < 1e-3 for record in steps)
+    assert str(process.key) not in "".join(file.read_text() for file in (tmp_path / "run").glob("*.yaml"))
