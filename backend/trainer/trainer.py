@@ -1,8 +1,8 @@
 """The trainer: TRL's AsyncGRPOTrainer with our construction, data, loss, checkpoints and evaluation.
 
-From TRL: the loop (transformers' Trainer underneath), the stream of named weights (FSDP2 gathered, LoRA merged), the
-order of a weight sync, and the two protocols. Ours: all else. `docs/design.md` lists it line by line, and a test holds
-the signatures of what is used, so that an upgrade of TRL says what moved.
+From TRL: the loop (transformers' Trainer underneath), the stream of named weights, the order of a weight sync, and the
+two protocols. Ours: all else. `docs/design.md` lists it line by line, and a test holds the signatures of what is used,
+so that an upgrade of TRL says what moved.
 """
 
 from __future__ import annotations
