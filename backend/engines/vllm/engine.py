@@ -105,6 +105,8 @@ class VLLMEngine(RemoteEngine):
         return await stage(version, source, self._layout, self._staged)
 
     async def _load(self, staged: StagedWeights, *, deadline_s: float) -> None:
+        if staged.copies is not None:  # each time, since it may have restarted; a server that lacks it refuses here
+            await self._control("/init_weight_transfer_engine", {"init_info": {"packed": False}})
         try:
             for path, body in load_calls(staged):
                 await self._control(path, body, deadline_s=deadline_s)

@@ -66,7 +66,6 @@ def load_calls(staged: StagedWeights) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(staged.folder)}}
         yield "/update_weight_version", {"new_version": label}
         return
-    yield "/init_weight_transfer_engine", {"init_info": {"packed": False}}  # each time: it may have restarted
     yield "/start_weight_update", {}
     yield "/update_weights", {"update_info": _update_info(staged.copies)}
     yield "/finish_weight_update", {"weight_version": label}
