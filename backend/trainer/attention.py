@@ -181,14 +181,17 @@ def tree_attention(
 
 def attend_by_blocks(query: Tensor, key: Tensor, value: Tensor, tree: TreeLayout, scale: float) -> Tensor:
     """query (N, H, D), key and value (N, KV, D) -> (N, H, D), a call of PyTorch's a block."""
-    outputs = []
-    for block in tree.blocks:
-        q, k, v = (
-            x.index_select(0, index.reshape(-1)).view(*index.shape, *x.shape[1:]).transpose(1, 2)
-            for x, index in zip((query, key, value), (block.queries, block.keys, block.keys), strict=True)
-        )
-        outputs.append(_attend(q, k, v, block.mask, scale).transpose(1, 2).flatten(0, 1))
+    queries, keys = [block.queries for block in tree.blocks], [block.keys for block in tree.blocks]
+    gathered = zip(_gather(query, queries), _gather(key, keys), _gather(value, keys), tree.blocks, strict=True)
+    outputs = [_attend(q, k, v, block.mask, scale).transpose(1, 2).flatten(0, 1) for q, k, v, block in gathered]
     return torch.cat(outputs).index_select(0, tree.restore)
+
+
+def _gather(x: Tensor, indices: Sequence[Tensor]) -> list[Tensor]:
+    """x (N, heads, D), each index (b, n) -> (b, heads, n, D) each. At once, so that backward adds up but once."""
+    flat = x.index_select(0, torch.cat([index.flatten() for index in indices]))
+    parts = flat.split([index.numel() for index in indices])
+    return [part.unflatten(0, index.shape).transpose(1, 2) for part, index in zip(parts, indices, strict=True)]
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:

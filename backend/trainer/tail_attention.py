@@ -84,7 +84,8 @@ def _tiles(query: Tensor, key: Tensor) -> Iterator[tuple[int, slice, slice]]:
         start = 0
         while start < q:
             fits = _SCORES // (heads * (k - q + start + most))
-            stop = min(q, start + min(most, max(least, fits)))
+            count = -(-(q - start) // min(most, max(least, fits)))  # of equal tiles: no small one is left at the end
+            stop = start + -(-(q - start) // count)
             yield b, slice(start, stop), slice(0, k - q + stop)
             start = stop
 
