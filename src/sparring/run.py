@@ -14,6 +14,7 @@ from rich.console import Console
 from sparring.config_file import LoadedConfig
 from sparring.display import Display, open_console, supervised_progress
 from sparring.errors import TaskError
+from sparring.follower import follow, is_follower, share_start
 from sparring.held_out import HeldOut
 from sparring.preflight import check_start
 from sparring.report import print_report, write_report
@@ -42,9 +43,13 @@ _PROBE_TASKS = 8
 def train(loaded: LoadedConfig, *, resume: bool = False) -> int:
     """Run to the end, or to Ctrl-C, after which `resume` goes on. Returns the exit status.
 
+    Where torchrun started several of it, the main one does all of this, and the others train along.
+
     Raises:
         SparringError: what ended the run; its folder stays resumable.
     """
+    if is_follower():
+        return follow(loaded, resume=resume)
     directory = RunDirectory.open(loaded, resume=resume)
     console = open_console()
     if directory.finished_steps < loaded.config.trainer.steps:
@@ -137,6 +142,7 @@ class _Run:
         from sparring.backend.weights import WeightPublisher
 
         self.display.status("starting the engine and the trainer")
+        share_start(self.config.trainer.device, (self.model, self.adapter))
         trainer = AgentTrainer(
             self.model,
             self.config,
