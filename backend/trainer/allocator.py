@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["keep_freed_memory"]
+__all__ = ["LARGE_ROW", "keep_freed_memory"]
 
+LARGE_ROW = 8192  # tokens: shorter rows of small models have hardly a tensor above 32 MiB
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from glibc's malloc.h
 
 

@@ -23,6 +23,7 @@ from transformers import PrinterCallback
 from sparring.backend.folders import written_aside
 from sparring.backend.objectives import Objective, load_objective
 from sparring.backend.trainer.adapter import merged, save_adapter, served_name
+from sparring.backend.trainer.allocator import LARGE_ROW, keep_freed_memory
 from sparring.backend.trainer.checkpoint import (
     KeptCheckpoints,
     checkpoint_step,
@@ -109,6 +110,8 @@ class AgentTrainer(AsyncGRPOTrainer):
         refuse_truncated_sampling(config.sampling)
         check_sinks(knobs.report_to)
         torch.set_num_threads(knobs.threads)
+        if trains_on_cpu(knobs.device) and knobs.token_budget >= LARGE_ROW:
+            keep_freed_memory()
         self.run_config = config
         self.objective: Objective = objective or load_objective(config.objective.name, config.objective.kwargs)
         random.seed(config.seed)

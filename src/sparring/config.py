@@ -114,7 +114,7 @@ class EngineConfig(_Section):
         4096, ge=1, description="sglang: MiB of new weights copied at once; larger models go in pieces, paused longer"
     )
     verify_weights: int = Field(
-        1, ge=0, description="sglang: updates between comparisons of its weights with the trainer's; 0: never"
+        10, ge=0, description="sglang: updates from one look at whether it holds what it was sent to the next; 0: never"
     )
     group_host: str = Field("127.0.0.1", description="sglang: address of this machine where a server meets the trainer")
     lora: Literal["merged", "adapter"] = Field(

@@ -27,14 +27,14 @@ class WeightOptions:
     Attributes:
         route: by handles to memory of the same GPU, through a folder, or by a process group; None chooses.
         bucket_bytes: most bytes of new weights that are staged at once; see `BucketStager` for what it trades.
-        verify_every: after every so many updates the server's parameters are compared with what was sent; 0: never.
+        verify_every: of so many updates the first is followed by a look at what the server holds; 0: never.
         host: address of this machine at which a server meets the trainer in a group.
         deadline_s: of each bucket, and of opening a group.
     """
 
     route: Route | None = None
     bucket_bytes: int = 4 * 2**30
-    verify_every: int = 1
+    verify_every: int = 10
     host: str = "127.0.0.1"
     deadline_s: float = 300.0
 
