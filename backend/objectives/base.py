@@ -126,8 +126,9 @@ class Objective:
         prepare: looks at the whole step at once, before its loss: `logprobs` and `proximal` are then both the
             log-probabilities under the weights at the start of the step. What it returns is `LossInputs.step`.
         needs_proximal: the trainer computes log-probabilities of the whole step without gradient first.
-        needs_reference: the trainer keeps the initial policy and scores every token with it.
+        needs_reference: the trainer keeps the initial policy and scores every token with it, for the loss.
         reward_kl: subtracted from an episode's reward for each nat of log μ − log reference (k1), summed over it.
+            The trainer keeps the initial policy for it, whether the loss needs it or not.
         critic: the trainer keeps a critic, whose advantages replace those of `advantage`.
         parts: what the name expands to, for display.
     """

@@ -105,14 +105,14 @@ def compose(name: str, parts: Parts, overrides: Mapping[str, Any], *, prepare: P
         loss,
         prepare=prepare,
         needs_proximal=parts.recompute_proximal or prepare is not None,
-        needs_reference=penalty is not None or parts.reward_kl != 0,
+        needs_reference=penalty is not None,
         reward_kl=parts.reward_kl,
         parts={
             "advantage": parts.advantage if isinstance(parts.advantage, str) else "its own",
             "ratio": f"{parts.ratio}, against {parts.against}",
             "corrections": ", ".join(str(c) for c in parts.corrections) or "none",
             "aggregation": parts.aggregation,
-            "kl": parts.kl or ("k1 in the reward" if parts.reward_kl else "none"),
+            "kl": " and ".join(filter(None, (parts.kl, "k1 in the reward" if parts.reward_kl else None))) or "none",
         },
     )
 

@@ -34,10 +34,8 @@ def proximal_of(row: PackedRow, scored: Mapping[int, Scored]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def reference_of(row: PackedRow, reference: Any) -> torch.Tensor | None:
-    """Log-probabilities (M,) that the reference policy gives the terms of a row; None where there is no reference."""
-    if reference is None:
-        return None
+def reference_of(row: PackedRow, reference: Any) -> torch.Tensor:
+    """Log-probabilities (M,) that the reference policy gives the terms of a row."""
     scores: torch.Tensor = reference(row=row).logprobs
     return scores
 

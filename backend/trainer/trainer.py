@@ -164,7 +164,8 @@ class AgentTrainer(AsyncGRPOTrainer):
         self.weight_transfer = publisher if self._main else None  # type: ignore[assignment]
         self._policy, self._tokenizer = model, tokenizer
         beside = model, model_path, getattr(torch, knobs.dtype), self.args.device
-        self._reference = load_reference(*beside, mesh=mesh) if self.objective.needs_reference else None
+        refers = self.objective.needs_reference or self.objective.reward_kl
+        self._reference = load_reference(*beside, mesh=mesh) if refers else None
         spec = self.objective.critic
         self._critic = make_critic(spec, *beside, mesh=mesh) if spec is not None else None
         self._scheduler = scheduler
@@ -336,7 +337,7 @@ class AgentTrainer(AsyncGRPOTrainer):
                         scores,
                         inputs.totals,
                         proximal=proximal_of(row, earlier) if earlier is not None else None,
-                        reference=None if self.objective.reward_kl else reference_of(row, self._reference),
+                        reference=reference_of(row, self._reference) if self.objective.needs_reference else None,
                         step=prepared,
                         values=self._critic.values(row, scores) if self._critic is not None else None,
                         targets=self._critic.targets_of(row) if self._critic is not None else None,

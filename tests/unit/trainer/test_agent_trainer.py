@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparring.backend.objectives import LossOutputs, Objective
+from sparring.backend.objectives import LossOutputs, Objective, load_objective
 from sparring.backend.objectives.advantages import rloo
 from sparring.backend.trainer.checkpoint import latest_checkpoint
 from sparring.backend.trainer.rejected import load_batch
@@ -73,6 +73,20 @@ def test_every_step_writes_its_metrics_and_evaluations_are_apart(make_trainer):
     assert 0 < step["ess"] <= 1
     assert step["packing"] > 1.3
     assert step["micro_batches"] > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "in_loss", "in_reward"),
+    [("grpo", True, False), ("grpo", False, True), ("grpo", True, True), ("ppo", True, True)],
+)
+def test_a_kl_to_the_reference_is_in_the_loss_the_reward_or_both(make_trainer, kit, name, in_loss, in_reward):
+    kwargs = {"kl": "k3", "kl_coefficient": 0.1} if in_loss else {}
+    objective = load_objective(name, kwargs | ({"reward_kl": 0.01} if in_reward else {}))
+    trainer = make_trainer(kit.make_config(steps=2), objective=objective)
+    trainer.train()
+    last = records(trainer)[-1]
+    assert (last.get("kl/k3_to_reference", 0.0) > 0) is in_loss
+    assert ("kl/behaviour_to_reference" in last) is in_reward
 
 
 @pytest.mark.slow
