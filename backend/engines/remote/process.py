@@ -26,6 +26,12 @@ _Options = TypeVar("_Options", bound="ProcessOptions")
 _LOG_TAIL_BYTES = 3000
 _GIB = 2**30
 
+# What torchrun tells a rank of ours, besides TORCHELASTIC_*.
+_RANK_VARIABLES = {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+}
+
 
 @dataclass(frozen=True)
 class ProcessOptions:
@@ -120,7 +126,7 @@ class ServerProcess(ABC, Generic[_Options]):
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=os.environ | self._environment() | dict(options.environment),
+                    env=_inherited() | self._environment() | dict(options.environment),
                     start_new_session=True,
                 )
             except OSError as error:
@@ -192,6 +198,15 @@ class ServerProcess(ABC, Generic[_Options]):
             log.seek(0, os.SEEK_END)
             log.seek(max(0, log.tell() - _LOG_TAIL_BYTES))
             return log.read().decode(errors="replace")
+
+
+def _inherited() -> dict[str, str]:
+    """Our environment, but for our place in a run of several ranks: the server would wait for those to join its own."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _RANK_VARIABLES and not name.startswith("TORCHELASTIC_")
+    }
 
 
 def check_gpu_memory(layout: WeightLayout, options: ProcessOptions, kind: str) -> None:
