@@ -43,12 +43,13 @@ async def test_a_killed_server_fails_requests_with_how_it_died(tiny_qwen3, tmp_p
     engine = SGLangEngine(tiny_qwen3, server=process, max_length=128)
     await engine.start()
     await engine.pause()
-    pending = asyncio.create_task(engine.generate([1], SamplingParams(max_new_tokens=4)))
+    waiting = asyncio.create_task(engine.generate([1], SamplingParams(max_new_tokens=4)))
     assert process.pid is not None
     os.killpg(process.pid, signal.SIGKILL)
-    with pytest.raises(EngineError, match=r"killed by SIGKILL[\s\S]*server\.log"):
-        await engine.resume()
-    pending.cancel()
+    for attempt in (engine.resume(), waiting, engine.generate([1], SamplingParams(max_new_tokens=4)), engine.health()):
+        with pytest.raises(EngineError, match=r"killed by SIGKILL[\s\S]*server\.log"):
+            async with asyncio.timeout(5):
+                await attempt
     await engine.stop()
 
 

@@ -85,6 +85,7 @@ class RemoteEngine(Engine):
         self._transport = Transport(url or "", key=key)
         self._reports_versions = False
         self._failure: str | None = "the engine was not started: await start() first"
+        self._last_words: str | None = None
         self._running: set[Leg] = set()
         self._waiting = 0
         self._paused = False
@@ -143,7 +144,7 @@ class RemoteEngine(Engine):
     async def start(self) -> None:
         if self._server is not None:
             self._transport = Transport(await self._server.start(), key=self._server.key)
-        self._failure = None
+        self._failure = self._last_words = None
         try:
             self.version = await self._identify()
             await self._control(*self._resume())  # a client that died may have left it paused
@@ -389,9 +390,13 @@ class RemoteEngine(Engine):
             raise await self._explained(error) from error
 
     async def _explained(self, error: EngineError) -> EngineError:
-        """The same error, and how the server's own process died, where it did."""
-        last_words = await self._server.last_words() if self._server is not None and self._failure is None else None
-        return EngineError(f"{error}\n{last_words}") if last_words else error
+        """The same error, and how our own server died, where it did: what waits at the gate then fails of that too."""
+        if self._server is not None and self._failure is None:
+            last_words = await self._server.last_words()
+            if last_words is not None and self._failure is None:
+                self._failure = self._last_words = last_words
+                self._wake()
+        return EngineError(f"{error}\n{self._last_words}") if self._last_words is not None else error
 
     def _check(self) -> None:
         if self._failure is not None:
