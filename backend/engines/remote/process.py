@@ -86,6 +86,7 @@ class ServerProcess(ABC, Generic[_Options]):
         self._model_path, self._max_length, self._log_path = model_path, max_length, log_path
         self._options, self._command = options, command
         self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
         self.key = self._make_key()
 
     @property
@@ -118,6 +119,7 @@ class ServerProcess(ABC, Generic[_Options]):
             await asyncio.to_thread(check_gpu_memory, WeightLayout.of_model(self._model_path), options, self.kind)
         port = options.port or _free_port(options.host)
         command = [*(self._command or self._program()), *self._arguments(port)]
+        self._stopped = False
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("ab") as log:
             try:
@@ -144,7 +146,7 @@ class ServerProcess(ABC, Generic[_Options]):
     async def stop(self) -> None:
         """End the whole process group. Idempotent."""
         process = self._process
-        if process is None:
+        if process is None or self._stopped:
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # nothing in it is worth a slow goodbye, and a hung one gives none
@@ -152,6 +154,7 @@ class ServerProcess(ABC, Generic[_Options]):
             with contextlib.suppress(OSError):
                 process.stdin.close()
         await asyncio.to_thread(process.wait, 10)
+        self._stopped = True  # from here on its number may be another's
 
     async def last_words(self, grace_s: float = 2.0) -> str | None:
         """How the process ended and what it logged last; None where it lives on after `grace_s` seconds."""

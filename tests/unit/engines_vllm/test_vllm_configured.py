@@ -1,5 +1,6 @@
 import itertools
 import json
+import os
 import sys
 
 import pytest
@@ -67,6 +68,17 @@ async def test_a_server_knows_nothing_of_the_ranks_of_the_run(tiny_qwen3, tmp_pa
     server = VLLMServer(tiny_qwen3, options, max_length=8, log_path=tmp_path / "log", command=command)
     with pytest.raises(EngineError, match=r"\['WORLD_SIZE', 'OURS', 'ASKED_FOR'\]"):
         await server.start()
+
+
+async def test_a_server_that_was_stopped_is_not_killed_again(tiny_qwen3, tmp_path, monkeypatch):
+    """By then its process's number may be another program's."""
+    server = VLLMServer(tiny_qwen3, ProcessOptions(), max_length=8, log_path=tmp_path / "log", command=("false",))
+    with pytest.raises(EngineError, match="exit status 1"):
+        await server.start()
+    killed = []
+    monkeypatch.setattr(os, "killpg", lambda group, _signal: killed.append(group))
+    await server.stop()
+    assert not killed
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
