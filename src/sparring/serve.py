@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["serve_inference"]
 
 _WATCH_S = 1.0
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def serve_inference(config: RunConfig, *, host: str, port: int) -> int:
@@ -42,6 +44,12 @@ def serve_inference(config: RunConfig, *, host: str, port: int) -> int:
     if config.engine.type == "vllm" and not os.environ.get("SPARRING_ENGINE_KEY"):
         raise ConfigError(
             "vLLM's servers ask for a key: set SPARRING_ENGINE_KEY to a secret of yours, here and where runs attach"
+        )
+    if host not in _LOOPBACK:
+        print(
+            f"warning: whoever reaches the servers at {host} can change their weights, and may run code as you, since "
+            "the endpoints for weights ask for no key: let none but machines that you trust reach them",
+            file=sys.stderr,
         )
     check_model(config.model.path)
     check_engine(config.engine)

@@ -61,6 +61,12 @@ def test_a_configuration_that_attaches_is_refused(config, capsys):
     assert "run already" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("host", "warns"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_servers_for_other_machines_come_with_a_warning(config, capsys, host, warns):
+    assert main(["serve", "inference", str(config), "--host", host, "model.path=/no/such/model"]) == 2
+    assert ("machines that you trust" in capsys.readouterr().err) is warns
+
+
 async def test_a_server_that_dies_ends_the_serving_with_its_last_words(tiny_qwen3, tmp_path):
     stand_in = (sys.executable, "-m", "sparring.backend.engines.fake_sglang")
     options = ServerOptions(dtype="float32", max_running=2)
