@@ -42,8 +42,8 @@ class Transport:
     async def post(self, path: str, body: Mapping[str, Any], *, deadline_s: float) -> Any:
         """The JSON that the server answers, of an error status too (servers explain themselves there); None if no JSON.
 
-        A request whose connection dropped before the first byte of an answer is sent again: the server closed an idle
-        connection that we were about to use. Nothing has been delivered then, so nothing happens twice.
+        A request whose connection dropped before the first byte of an answer is sent again: as a rule the server closed
+        an idle connection that we were about to use, and read nothing of it. One that dropped it at work does it twice.
 
         Raises:
             EngineError: no connection, no answer within `deadline_s` seconds, or a key that the server does not take.

@@ -21,7 +21,7 @@ class VLLMServer(ServerProcess[ProcessOptions]):
 
     The key guards the endpoints that sample. Those that pause a server and change its weights exist in its development
     mode alone and ask for no key, and one of them unpickles what it is sent: whoever reaches the port can run code as
-    the server's user. So it listens on loopback, and belongs on a machine whose users trust each other.
+    the server's user. So it listens on loopback unless told otherwise, and belongs among users who trust each other.
     """
 
     kind = "vLLM"
