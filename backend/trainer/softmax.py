@@ -68,9 +68,10 @@ _IN_PLACE = SoftmaxPasses(_statistics_in_place, _gradient_in_place)
 @functools.cache
 def _fused() -> SoftmaxPasses:
     passes = SoftmaxPasses(torch.compile(_statistics), torch.compile(_gradient))
-    one = torch.ones(2, device="cuda")
+    logits, one = torch.zeros(2, 8, device="cuda"), torch.ones(2, device="cuda")
     try:
-        passes.gradient(torch.zeros(2, 8, device="cuda"), one, one, one, torch.bfloat16)
+        lse, _ = passes.statistics(logits, one)
+        passes.gradient(logits, lse, one, one, torch.bfloat16)
     except Exception as error:  # whatever compiler or driver is amiss: the same numbers, slower
         _log.warning("the trainer's head runs unfused, slower: PyTorch's compiler does not work here: %s", error)
         return _IN_PLACE

@@ -19,8 +19,8 @@ _PATIENCE = timedelta(hours=2)  # of the others, while the main rank prepares, w
 
 
 def is_follower() -> bool:
-    """By the variable that torchrun sets."""
-    return int(os.environ.get("RANK", "0")) > 0
+    """By the variables that torchrun sets; a cluster's scheduler may set one of them alone."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and int(os.environ.get("RANK", "0")) > 0
 
 
 def share_start(device: str, start: tuple[Path, Path | None] | None) -> tuple[Path, Path | None] | None:

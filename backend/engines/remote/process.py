@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -21,6 +22,8 @@ from sparring.backend.engines.remote.transport import Transport
 from sparring.errors import EngineError
 
 __all__ = ["ProcessOptions", "ServerProcess", "check_gpu_memory"]
+
+_log = logging.getLogger(__name__)
 
 _Options = TypeVar("_Options", bound="ProcessOptions")
 _LOG_TAIL_BYTES = 3000
@@ -153,7 +156,11 @@ class ServerProcess(ABC, Generic[_Options]):
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
-        await asyncio.to_thread(process.wait, 10)
+        try:
+            await asyncio.to_thread(process.wait, 10)
+        except subprocess.TimeoutExpired:  # the system ends it some day; what failed before is what counts
+            _log.warning("process %d was killed and has not ended after 10 s: does its GPU hang?", process.pid)
+            return
         self._stopped = True  # from here on its number may be another's
 
     async def last_words(self, grace_s: float = 2.0) -> str | None:

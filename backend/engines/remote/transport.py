@@ -70,7 +70,11 @@ class Transport:
                         data = line[5:].strip()
                         if data == b"[DONE]":
                             return
-                        yield json.loads(data)
+                        try:
+                            event = json.loads(data)
+                        except ValueError:
+                            raise EngineError(f"{self.url}{path} streamed {data[:200]!r}, which is no JSON") from None
+                        yield event
                     raise EngineError(f"the stream of {self.url}{path} ended early: is the server being stopped?")
             except _DROPPED as error:
                 if begun or attempt == _RETRIES or not _may_retry(error):
