@@ -50,10 +50,13 @@ def config(tmp_path, tiny_qwen3):
 
 def steps_of_a_run(config, url, *arguments):
     attached = ["engine.type=sglang", f'engine.urls=["{url}"]', *arguments]
-    done = subprocess.run(
-        [*COMMAND, "train", config, *attached], env=ENVIRONMENT, capture_output=True, text=True, timeout=500
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    # Into a file: torch's manager of shared memory inherits the output and lives as long as the server has a mapping.
+    said = Path(config).parent / "said.txt"
+    with said.open("w") as output:
+        done = subprocess.run(
+            [*COMMAND, "train", config, *attached], env=ENVIRONMENT, stdout=output, stderr=output, timeout=400
+        )
+    assert done.returncode == 0, said.read_text()
     metrics = (Path(config).parent / "run" / "metrics.jsonl").read_text()
     return [record for line in metrics.splitlines() if (record := json.loads(line))["kind"] == "step"]
 
