@@ -33,7 +33,7 @@ from benchmarks._tau2_agents import Agent, endpoint_agent, gold_agent, idle_agen
 from sparring.envs.tau2 import OpenAIModel, Tau2Env
 from sparring.envs.tau2.domain import DOMAINS
 from sparring.envs.tau2.results import read_results, rescore, results, simulation, write_results
-from sparring.errors import EngineError, GatewayError
+from sparring.errors import ConfigError, EngineError, GatewayError
 from sparring.evaluation import wilson_interval
 from sparring.types import Usage
 
@@ -273,7 +273,10 @@ def main() -> int:
         parser.error("--model goes with --agent model, and with no other")
     name = (arguments.model or arguments.agent).replace("/", "_")
     arguments.out = arguments.out or f"runs/tau2/{name}{'-solo' if arguments.solo else ''}-{arguments.user}"
-    return asyncio.run(run(arguments))
+    try:
+        return asyncio.run(run(arguments))
+    except ConfigError as error:
+        parser.exit(2, f"{error}\n")
 
 
 if __name__ == "__main__":

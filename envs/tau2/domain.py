@@ -172,8 +172,8 @@ def load_domain(name: str, solo: bool = False) -> Domain:
     """
     if name not in DOMAINS:
         raise ConfigError(f"no τ²-bench domain {name!r}; there are {', '.join(DOMAINS)}")
-    quiet()
     try:
+        quiet()
         module = importlib.import_module(f"tau2.domains.{name}.environment")
         tools_module = importlib.import_module(f"tau2.domains.{name}.tools")
     except ImportError as error:

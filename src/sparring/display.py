@@ -36,8 +36,10 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
 
 
 def open_console(*, plain_width: int = 160) -> Console:
-    """Standard output; wide where it is no terminal, so that a table's lines stay whole."""
-    console = Console()
+    """Standard output, as it is said: brackets and colons in it are no markup. Wide where it is no terminal, so that a
+    table's lines stay whole.
+    """
+    console = Console(markup=False, emoji=False)
     if not console.is_terminal:
         console.width = plain_width
     return console
@@ -47,7 +49,7 @@ class Display:
     """A context manager; every method is cheap and may be called from the trainer's thread alone."""
 
     def __init__(self, total_steps: int, console: Console | None = None) -> None:
-        self._console = console or Console()
+        self._console = console or open_console()
         self._total = total_steps
         self._rows: list[Mapping[str, Any]] = []
         self._evaluations: list[EvalSummary] = []

@@ -130,7 +130,7 @@ def doctor(argv: Sequence[str] = ()) -> int:
     if arguments.json:
         print(json.dumps({"auto": usable[0] if usable else None, **found}, indent=1))
         return 0 if usable else 1
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     for kind, findings in found.items():
         table = Table(show_header=False, box=None, title=kind, title_justify="left", title_style="bold")
         for what, value in findings.items():

@@ -224,7 +224,10 @@ class _Evaluation:
         from sparring.backend.gateway import Endpoint
 
         assert self.request.base_url is not None
-        key = os.environ.get(self.request.api_key_env) or "none"  # servers of one's own often want no key
+        name = self.request.api_key_env
+        if name not in os.environ and name != EvalRequest.api_key_env:
+            raise ConfigError(f"--api-key-env {name}: that environment variable is not set")
+        key = os.environ.get(name) or "none"  # servers of one's own often want no key
         endpoint = Endpoint(self.subject.name, base_url=self.request.base_url, api_key=key, sampling=self.sampling)
         stack.push_async_callback(endpoint.aclose)
         await endpoint.check()

@@ -81,7 +81,8 @@ def print_report(console: Console, directory: RunDirectory) -> None:
     console.print(table)
     console.print(
         f"\ntraining took {summary['train_s']:.0f} s for {summary['steps']} steps, start-up, evaluations that "
-        f"it waited for and the last checkpoint aside ({summary['wall_s']:.0f} s with them)\n"
+        f"it waited for and the last checkpoint aside "
+        f"({summary['wall_s']:.0f} s with them, since this process began)\n"
         f"the version lag was at most {summary['max_lag']} (bound η = {summary['staleness']})\n"
         f"episodes: {fates(counts)}\n"
         f"{_best_line(summary.get('best', ()))}"

@@ -54,3 +54,13 @@ def test_overrides_are_optional_and_may_stand_behind_options(capsys, tmp_path):
     config.write_text("model: tiny-qwen3\nenv: sparring/KeyLookup-v0\n")
     assert main(["config", "show", str(config), "trainer.steps=2", "seed=5"]) == 0
     assert "override seed=5" in capsys.readouterr().out
+
+
+def test_brackets_in_what_is_shown_are_no_markup(capsys, tmp_path):
+    config = tmp_path / "x.yaml"
+    config.write_text("model: a\nenv: sparring/Calculator-v0\n")
+    overrides = ["model.path=a[/x]b", "trainer.report_to=[tensorboard]"]
+    assert main(["config", "show", str(config), *overrides]) == 0
+    said = capsys.readouterr().out
+    assert "a[/x]b" in said
+    assert "override trainer.report_to=[tensorboard]" in said
