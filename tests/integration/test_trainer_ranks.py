@@ -98,7 +98,7 @@ def test_ranks_that_hold_a_part_each_give_the_step_of_one(one, tiny_qwen3, tmp_p
         assert parts["held"][what] <= one["held"][what] / ranks * 1.01, what
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [
@@ -140,10 +140,10 @@ def test_parts_are_float32_where_bfloat16_computes(tiny_qwen3, tmp_path):
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ((1, "none"), (2, "none")),
-        ((2, "none"), (1, "none")),
+        pytest.param((1, "none"), (2, "none"), marks=pytest.mark.long),
+        pytest.param((2, "none"), (1, "none"), marks=pytest.mark.long),
         ((2, "fsdp2"), (4, "fsdp2")),
-        ((2, "fsdp2"), (1, "fsdp2")),
+        pytest.param((2, "fsdp2"), (1, "fsdp2"), marks=pytest.mark.long),
         ((1, "none"), (2, "fsdp2")),
     ],
     ids=lambda who: f"{who[0]} {'in parts' if who[1] == 'fsdp2' else 'whole'}",
