@@ -6,13 +6,13 @@ import asyncio
 import functools
 import inspect
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sparring.errors import ConfigError, TaskError, described
 from sparring.plugins import load_attribute
+from sparring.threads import in_daemon_thread
 
 __all__ = ["RewardFunc", "RewardFuncs"]
 
@@ -53,9 +53,7 @@ class RewardFuncs:
             name = _check(function)
             self.names.append(name if name not in self.names else f"{name}_{len(self.names)}")
 
-    async def score(
-        self, prompt: Any, completion: Any, columns: Mapping[str, Any]
-    ) -> tuple[float, dict[str, float]]:
+    async def score(self, prompt: Any, completion: Any, columns: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
         """The reward and its parts: a part for each function that gave one, and what they logged by `log_metric`.
 
         A function that returns None has nothing to say and is left out, as in TRL.
@@ -92,7 +90,7 @@ class RewardFuncs:
             if _is_async(function):
                 output = await function(**arguments)
             else:
-                output = await _in_thread(functools.partial(function, **arguments))
+                output = await in_daemon_thread(functools.partial(function, **arguments), "sparring-reward")
         except Exception as error:  # whatever the user's code raises
             raise TaskError(f"the reward function {name} raised {described(error)}") from error
         try:
@@ -140,31 +138,3 @@ def _accepted(function: RewardFunc, given: Mapping[str, Any]) -> Mapping[str, An
 
 def _is_async(function: RewardFunc) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-async def _in_thread(function: Callable[[], Any]) -> Any:
-    """Run the user's blocking code beside the event loop. A daemon thread: code that hangs keeps no process alive."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if future.done():  # given up
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-    def run() -> None:
-        result, failure = None, None
-        try:
-            result = function()
-        except BaseException as error:  # a SystemExit of the user's code too
-            failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
-        try:
-            loop.call_soon_threadsafe(settle, result, failure)
-        except RuntimeError:  # the loop has closed meanwhile
-            pass
-
-    threading.Thread(target=run, name="sparring-reward", daemon=True).start()
-    return await future

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Literal
@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from sparring.backend.engines.remote.transport import Transport
 from sparring.errors import EngineError
+from sparring.threads import in_daemon_thread
 
 __all__ = ["WeightGroup"]
 
@@ -73,7 +74,7 @@ class WeightGroup:
             "group_name": name,
             "backend": kind,
         }
-        joining = _in_thread(lambda: _join(kind, name, store, world, host, patience))
+        joining = in_daemon_thread(lambda: _join(kind, name, store, world, host, patience), "sparring-group-join")
         asking = asyncio.ensure_future(transport.post("/init_weights_update_group", body, deadline_s=deadline_s))
         try:
             answer = await asking
@@ -147,32 +148,6 @@ def _join(
     gloo._timeout = patience
     gloo._devices = [kind_of_group.create_device(hostname=host)]
     return kind_of_group(prefixed, 0, world, gloo)
-
-
-def _in_thread(call: Callable[[], Any]) -> asyncio.Future[Any]:
-    """The result of a call that nothing can cut short. A daemon thread: no exit of ours waits for it."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = call()
-        except Exception as caught:
-            error = caught
-        with suppress(RuntimeError):  # the loop is closed: nobody asks any more
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="sparring-group-join", daemon=True).start()
-    return future
 
 
 @contextmanager
