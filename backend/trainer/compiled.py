@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from sparring.backend.trainer import attention
+from sparring.backend.trainer.packing import PackedRow, Sample, pack
 from sparring.errors import ConfigError
 
-__all__ = ["compile_layers"]
+__all__ = ["compile_ahead", "compile_layers"]
 
 
 def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
-    """Compile every decoder layer for rows of any length. The first rows take a minute; the layers share the code.
+    """Compile every decoder layer for rows of any length. The first row takes a minute; the layers share the code.
 
     Attention along paths is a part of the graph. Attention by blocks, with as many calls as a row needs, is not.
 
@@ -29,3 +31,35 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
     attention.register_tree_attention(functools.partial(attention.tree_attention, by_blocks=by_blocks))
     for layer in base.layers:
         layer.compile(dynamic=True, backend=backend)
+
+
+def compile_ahead(model: PreTrainedModel, device: torch.device | str) -> None:
+    """Have the compiler work now, on a made-up row, and not when the first step is waited for.
+
+    Where parameters are sharded, all ranks call this.
+    """
+    model.train()
+    model(row=_any_row(model.config.get_text_config().vocab_size).to(device)).logprobs.sum().backward()
+    model.zero_grad(set_to_none=True)
+
+
+def _any_row(vocabulary: int) -> PackedRow:
+    """Sequences that share a prompt. No two of the row's sizes are equal: the compiler would take them for one."""
+    random = np.random.default_rng(0)
+    prompt = random.integers(0, vocabulary, 37)
+    samples = []
+    for index, answer in enumerate((13, 29, 50)):
+        tokens = np.concatenate([prompt, random.integers(0, vocabulary, answer)])
+        size = len(tokens)
+        samples.append(
+            Sample(
+                token_ids=tokens,
+                action_mask=np.arange(size) >= len(prompt),
+                behaviour_logprobs=np.zeros(size, np.float32),
+                advantages=np.zeros(size),
+                lags=np.zeros(size, np.int32),
+                temperatures=np.ones(size, np.float32),
+                index=index,
+            )
+        )
+    return pack(samples)

@@ -34,7 +34,7 @@ from sparring.backend.trainer.checkpoint import (
     save_model,
 )
 from sparring.backend.trainer.clock import StepClock
-from sparring.backend.trainer.compiled import compile_layers
+from sparring.backend.trainer.compiled import compile_ahead, compile_layers
 from sparring.backend.trainer.critic import make_critic
 from sparring.backend.trainer.evaluations import HeldOutEvaluations
 from sparring.backend.trainer.interrupt import InterruptGuard
@@ -453,6 +453,8 @@ class AgentTrainer(AsyncGRPOTrainer):
             self._metrics_file = MetricsFile(self._run_dir / "metrics.jsonl", resume_from)
             self._sinks = Sinks(self.run_config, self._run_dir, resume_from)
             self._publisher.init_weight_transfer()
+        if self.run_config.trainer.compile:
+            compile_ahead(self._policy, self.args.device)  # while the engine starts
         self.publish()
         sequences = self._ranks.from_main(lambda: self._probe_sequences and self._probe_sequences())
         if sequences is not None and (self._main or self._ranks.sharded):

@@ -3,7 +3,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from sparring.backend.trainer.compiled import compile_layers
+from sparring.backend.trainer.compiled import compile_ahead, compile_layers
 from sparring.backend.trainer.head import install_head
 from sparring.backend.trainer.packing import Sample, pack
 
@@ -36,7 +36,9 @@ def test_compiled_layers_give_the_same_gradients_for_rows_of_any_length_without_
     plain, compiled = make_model(), make_model()
     compile_layers(compiled, backend="aot_eager")  # the same graphs as inductor's, without its compiler
     torch._dynamo.reset()
-    graphs, blocks = [], set()
+    compile_ahead(compiled, "cpu")
+    assert all(p.grad is None for p in compiled.parameters())
+    graphs, blocks = [torch._dynamo.utils.counters["stats"]["unique_graphs"]], set()
     for seed, prompt in enumerate((20, 400, 900)):
         row = pack(list(samples(seed, 3 + 5 * seed, prompt)))
         blocks.add(len(row.layout.blocks))
@@ -50,4 +52,4 @@ def test_compiled_layers_give_the_same_gradients_for_rows_of_any_length_without_
         assert (ours - theirs).norm() / theirs.norm() < 1e-5
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert len(blocks) > 1
-    assert graphs[0] == graphs[-1], "a row of another length was compiled for"
+    assert graphs[0] == graphs[-1] > 0, "a row of another length was compiled for"
