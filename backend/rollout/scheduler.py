@@ -185,8 +185,8 @@ class GroupScheduler:
 
     def _finish_group(self, group: StoredGroup) -> None:
         group_id = group.spec.group_id
-        rewards = [m.trajectory.reward for m in group.survivors]
-        self._sampler.learn(group.spec, [reward for reward in rewards if reward is not None])
+        rewards = [reward for m in group.survivors if (reward := m.trajectory.reward) is not None]
+        self._sampler.learn(group.spec, rewards)
         if has_signal([m.trajectory for m in group.survivors]):
             self._buffer.accept_group(group_id)
             self.admission.accept()
@@ -194,7 +194,7 @@ class GroupScheduler:
         else:
             self._buffer.drop_group(group_id, "no signal" if len(group.survivors) > 1 else "failures")
             self.admission.refuse()
-            self.meter.count("dropped_groups")
+            self.meter.group_dropped(rewards)
             self._refused.append(group)
         self._notify()
 
@@ -233,9 +233,8 @@ class GroupScheduler:
         self.admission.take(len(chosen))
         for group_id in batch:
             del self._ready[group_id]
-        stats = self.meter.close_window()
-        stats |= batch_stats([(m.trajectory, trajectory_lag(m, version)) for g in chosen for m in g.survivors])
-        stats |= {
+        trained = [(m.trajectory, trajectory_lag(m, version)) for g in chosen for m in g.survivors]
+        stats = batch_stats(trained, self.meter.close_window()) | {
             "groups/refills": float(refills),
             "groups/running": float(self.admission.running),
             "groups/ready": float(self.admission.ready),

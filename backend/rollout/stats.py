@@ -1,10 +1,11 @@
 """Figures about rollouts: counters over the whole process, and the statistics that go with each batch.
 
 Statistics of a batch, by name; those marked * are over everything that ended since the last batch:
-    reward*, reward/<part>*     mean over the episodes that did not fail
+    reward*, reward/<part>*     mean over the episodes that did not fail (+)
     reward/trained              mean over the batch
-    env/<env>/reward*, env/<env>/episodes*      where a run has several environments
-    episodes*, episodes/per_s*, episodes/tokens*, episodes/turns*, episodes/expired*
+    env/<env>/reward* (+), env/<env>/episodes*      where a run has several environments
+    episodes/tokens*, episodes/turns*               mean over the episodes (+)
+    episodes*, episodes/per_s*, episodes/expired*
     failures*, failures/<kind>* failed attempts, retried or not
     groups/dropped*             without signal, or with fewer than two survivors
     groups/refills*             dropped groups that this step replaced
@@ -13,23 +14,28 @@ Statistics of a batch, by name; those marked * are over everything that ended si
     lag/mean, lag/max, lag/<k>  updates between sampling and training; lag/<k> counts the batch's episodes
     sampler/tokens*, sampler/tokens_per_s*, sampler/busy*   busy: share of the time with an episode running
     time/waited_s               how long the trainer waited for the batch
+(+) over the batch's own episodes where none has ended since the last batch: a resume finds its first one in the buffer.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sparring.types import Trajectory
 
-__all__ = ["RolloutMeter", "RolloutStats", "batch_stats"]
+__all__ = ["RolloutMeter", "RolloutStats", "SinceBatch", "batch_stats"]
 
 
 @dataclass(frozen=True)
 class RolloutStats:
-    """A snapshot for displays. Counts are since the process started; evaluation episodes are not among them."""
+    """A snapshot for displays. Counts are since the process started; evaluation episodes are not among them.
+
+    Attributes:
+        since_batch: what happened since the last batch was taken.
+    """
 
     version: int
     running_groups: int
@@ -41,6 +47,22 @@ class RolloutStats:
     expired_groups: int
     expired_episodes: int
     failures: dict[str, int]
+    since_batch: SinceBatch
+
+
+@dataclass(frozen=True)
+class SinceBatch:
+    """How far sampling for the next batch has come.
+
+    Attributes:
+        episodes: that ended, failed ones among them.
+        equal_rewards: of the dropped groups, those whose episodes all had one reward, counted by it.
+    """
+
+    episodes: int
+    failures: int
+    dropped_groups: int
+    equal_rewards: Mapping[float, int]
 
 
 class RolloutMeter:
@@ -51,8 +73,8 @@ class RolloutMeter:
         self.total: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self._window: Counter[str] = Counter()
-        self._rewards: dict[str, list[float]] = {}
-        self._by_env: dict[str, list[float]] = {}
+        self._rewards = _Rewards()
+        self._equal: Counter[float] = Counter()
         self._opened_at = self._busy_since = time.monotonic()
         self._busy_s = 0.0
 
@@ -80,11 +102,18 @@ class RolloutMeter:
             self._window[f"failures/{trajectory.failure.kind}"] += 1
             self._window["failures"] += 1
             return
-        assert trajectory.reward is not None
-        self._rewards.setdefault("reward", []).append(trajectory.reward)
-        self._by_env.setdefault(trajectory.env_id, []).append(trajectory.reward)
-        for name, value in trajectory.reward_parts.items():
-            self._rewards.setdefault(f"reward/{name}", []).append(value)
+        self._rewards.add(trajectory)
+
+    def group_dropped(self, rewards: Sequence[float]) -> None:
+        """Count a group without signal, or with fewer than two survivors; `rewards` are theirs."""
+        self.count("dropped_groups")
+        if len(rewards) > 1 and len(set(rewards)) == 1:
+            self._equal[rewards[0]] += 1
+
+    @property
+    def since_batch(self) -> SinceBatch:
+        window = self._window
+        return SinceBatch(window["episodes"], window["failures"], window["dropped_groups"], dict(self._equal))
 
     def close_window(self) -> dict[str, float]:
         """Statistics since the last call."""
@@ -93,7 +122,7 @@ class RolloutMeter:
             self._busy_s += now - self._busy_since
             self._busy_since = now
         seconds, window = max(now - self._opened_at, 1e-9), self._window
-        stats = {name: sum(values) / len(values) for name, values in self._rewards.items()}
+        stats = self._rewards.means()
         stats |= {name: float(count) for name, count in window.items() if name.startswith("failures/")}
         stats |= {
             "episodes": float(window["episodes"]),
@@ -109,20 +138,53 @@ class RolloutMeter:
             "sampler/tokens_per_s": window["tokens"] / seconds,
             "sampler/busy": min(self._busy_s / seconds, 1.0),
         }
-        if len(self._by_env) > 1:
-            stats |= {f"env/{env}/reward": sum(values) / max(len(values), 1) for env, values in self._by_env.items()}
-            stats |= {f"env/{env}/episodes": float(len(values)) for env, values in self._by_env.items()}
-        self._by_env = {}
-        self._window, self._rewards, self._opened_at, self._busy_s = Counter(), {}, now, 0.0
+        self._window, self._rewards, self._equal = Counter(), _Rewards(), Counter()
+        self._opened_at, self._busy_s = now, 0.0
         return stats
 
 
-def batch_stats(trained: Sequence[tuple[Trajectory, int]]) -> dict[str, float]:
-    """Statistics of the batch itself, from its trajectories and the lag of each."""
-    lags = [lag for _, lag in trained]
-    histogram = {f"lag/{lag}": float(count) for lag, count in sorted(Counter(lags).items())}
-    return histogram | {
+def batch_stats(trained: Sequence[tuple[Trajectory, int]], window: Mapping[str, float]) -> dict[str, float]:
+    """Statistics of a batch.
+
+    Args:
+        trained: its trajectories and the lag of each.
+        window: what `RolloutMeter.close_window` gave.
+    """
+    trajectories, lags = [t for t, _ in trained], [lag for _, lag in trained]
+    stats = dict(window)
+    if "reward" not in window:
+        rewards = _Rewards()
+        for trajectory in trajectories:
+            rewards.add(trajectory)
+        stats |= rewards.means()
+    if not window["episodes"]:
+        stats["episodes/tokens"] = sum(t.action_tokens for t in trajectories) / len(trajectories)
+        stats["episodes/turns"] = sum(t.usage.turns for t in trajectories) / len(trajectories)
+    stats |= {f"lag/{lag}": float(count) for lag, count in sorted(Counter(lags).items())}
+    return stats | {
         "lag/mean": sum(lags) / len(lags),
         "lag/max": float(max(lags)),
-        "reward/trained": sum(t.reward or 0.0 for t, _ in trained) / len(trained),
+        "reward/trained": sum(t.reward or 0.0 for t in trajectories) / len(trajectories),
     }
+
+
+class _Rewards:
+    """Rewards of episodes that did not fail, by part and by environment."""
+
+    def __init__(self) -> None:
+        self._by_part: dict[str, list[float]] = {}
+        self._by_env: dict[str, list[float]] = {}
+
+    def add(self, trajectory: Trajectory) -> None:
+        assert trajectory.reward is not None
+        self._by_part.setdefault("reward", []).append(trajectory.reward)
+        self._by_env.setdefault(trajectory.env_id, []).append(trajectory.reward)
+        for name, value in trajectory.reward_parts.items():
+            self._by_part.setdefault(f"reward/{name}", []).append(value)
+
+    def means(self) -> dict[str, float]:
+        stats = {name: sum(values) / len(values) for name, values in self._by_part.items()}
+        if len(self._by_env) > 1:
+            stats |= {f"env/{env}/reward": sum(values) / len(values) for env, values in self._by_env.items()}
+            stats |= {f"env/{env}/episodes": float(len(values)) for env, values in self._by_env.items()}
+        return stats

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import queue
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -53,6 +53,9 @@ class RolloutWorker:
     a checkpoint, `update_model_version` comes before the first `start` or `evaluate`. Methods are called from other
     threads than the loop's.
 
+    Args:
+        on_wait: called every half second while `next_batch` waits, in its caller's thread.
+
     Attributes:
         metrics_queue: one dict of statistics a batch, as TRL's trainers drain it; the oldest go when nobody does.
         rollout_buffer: always empty. TRL's trainers pull single samples from such a queue; ours calls `next_batch`,
@@ -69,10 +72,12 @@ class RolloutWorker:
         config: RolloutConfig,
         buffer: TrajectoryBuffer,
         server: Server | None = None,
+        on_wait: Callable[[RolloutStats], None] | None = None,
     ) -> None:
         self._engine = engine
         self._recorder = recorder
         self._server = server
+        self._on_wait = on_wait
         self._sampler = sampler
         self._config = config
         self._buffer = buffer
@@ -178,10 +183,16 @@ class RolloutWorker:
             EngineError: the engine died.
             BufferStateError: the buffer cannot keep its promise.
         """
+
+        def look() -> None:
+            self.check_health()
+            if self._on_wait is not None:
+                self._on_wait(self.stats())
+
         self.check_health()
         # The deadline is held on the loop, between two looks at the buffer: held out here, it could pass in the very
         # moment in which a batch is taken, and the batch be lost.
-        batch = self._thread.run(self._scheduler.take(version, timeout_s), timeout_s + 60.0, check=self.check_health)
+        batch = self._thread.run(self._scheduler.take(version, timeout_s), timeout_s + 60.0, check=look)
         if self.metrics_queue.full():
             self.metrics_queue.get_nowait()
         self.metrics_queue.put_nowait(dict(batch.stats))
@@ -282,6 +293,7 @@ class RolloutWorker:
             expired_groups=meter.total["expired_groups"],
             expired_episodes=meter.total["expired_episodes"],
             failures=dict(meter.failures),
+            since_batch=meter.since_batch,
         )
 
     def _check_loop(self, stale_after_s: float) -> None:

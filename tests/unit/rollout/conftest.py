@@ -17,6 +17,7 @@ from sparring.backend.gateway.formats import get_format
 from sparring.backend.gateway.template import ChatTemplate
 from sparring.backend.rollout import Batch, RolloutWorker, TaskSampler
 from sparring.backend.rollout.sampler import Sampler
+from sparring.backend.rollout.stats import RolloutStats
 from sparring.backend.weights import WeightPublisher
 from sparring.config import RolloutConfig
 from sparring.types import EpisodeResult, EpisodeSpec, Message, StopReason
@@ -49,6 +50,7 @@ class Rig:
     tasks: int = 10
     sampler_class: Callable[[Sampler], Sampler] | None = None  # what is put over the sampler of tasks
     gates: dict[str, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
+    on_wait: Callable[[RolloutStats], None] | None = None
     held: set[str] = field(default_factory=set)  # episodes that wait at their gate, after their turn
     started: list[tuple[int, EpisodeSpec]] = field(default_factory=list)  # with the version then live
 
@@ -68,6 +70,7 @@ class Rig:
             sampler=self.sampler,
             config=self.rollout,
             buffer=self.buffer,
+            on_wait=self.on_wait,
         )
         self.publisher = WeightPublisher(self.worker, self.engine, timeout_s=10)
 

@@ -289,6 +289,44 @@ def test_the_bound_holds_after_a_resume(make_rig):
     }
 
 
+def test_a_resumed_step_whose_groups_lay_in_the_buffer_has_their_reward(make_rig):
+    """Killed after step 3 with the checkpoint of step 1: the batch of step 2 is there, and no episode ends for it."""
+    rig = make_rig()
+    rig.worker.start()
+    rig.train(1, 3)
+    rig.close()
+
+    again = make_rig()
+    again.worker.update_model_version(1)
+    again.engine.version = 1
+    again.worker.start()
+    stats = again.worker.next_batch(1, 10).stats
+    assert stats["episodes"] == 0
+    assert stats["reward"] == stats["reward/trained"] == 0.5
+    assert stats["reward/exact"] == 1.0
+    assert (stats["episodes/tokens"], stats["episodes/turns"]) == (2.0, 1.0)
+
+
+def test_what_a_step_waits_for_is_told_to_its_caller(make_rig, monkeypatch):
+    monkeypatch.setattr("sparring.backend.rollout.loop._POLL_S", 0.01)
+    told = []
+
+    def look(stats):
+        if stats.ready_groups == stats.running_groups == 1 and not told:
+            told.append(stats.since_batch)
+            rig.release("g0000004.00.0")
+
+    def play(spec):
+        return failed() if seq_of(spec) == 1 else finished(member_of(spec) if seq_of(spec) > 2 else 0.5)
+
+    rig = make_rig(play=play, on_wait=look, config={"max_running_groups": 1}, held={"g0000004.00.0"})
+    rig.worker.start()
+    rig.train(1, 1)
+    (since,) = told
+    assert (since.dropped_groups, since.equal_rewards, since.failures) == (3, {0.5: 2}, 4)
+    assert rig.worker.stats().since_batch.equal_rewards == {}
+
+
 def test_evaluation_is_stored_and_never_trained(make_rig):
     rig = make_rig()
     seen = []
