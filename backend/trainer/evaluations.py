@@ -15,7 +15,7 @@ __all__ = ["HeldOutEvaluations"]
 class HeldOutEvaluations:
     """At most one evaluation at a time, each of the weights of one step.
 
-    What is evaluated are the weights that the engine has, so somebody waits: the trainer (before the first step, after
+    What is evaluated are the weights that the engine has, so somebody waits: the trainer (before its first step, after
     the last one, and always under `eval.during_training=stall`), or the engine's new weights (`hold`). Then the trainer
     goes on with what the old weights sample, as long as that is within the staleness bound.
 
@@ -31,6 +31,7 @@ class HeldOutEvaluations:
         self._report = report
         self._pending: PendingEvaluation | None = None
         self._step = self._trained_meanwhile = 0
+        self._trains = False  # nothing is sampled for training yet
         self._began = 0.0
 
     def due(self, step: int) -> bool:
@@ -38,9 +39,12 @@ class HeldOutEvaluations:
         return step >= self._last_step or bool(self._every and step % self._every == 0)
 
     def begin(self, step: int) -> None:
-        """Evaluate the weights of `step`, which are live."""
+        """Evaluate the weights of `step`, which are live: those that a run starts from, or those that are `due`. So a
+        resume makes up for an evaluation that a kill has cost, and evaluates no step that nobody asked for."""
+        if step > 0 and not self.due(step):
+            return
         self.finish()
-        beside = self._beside and 0 < step < self._last_step
+        beside = self._beside and self._trains and step < self._last_step
         self._step, self._trained_meanwhile, self._began = step, 0, time.perf_counter()
         self._pending = self._start(step, beside=beside)
         if not beside:
@@ -48,6 +52,7 @@ class HeldOutEvaluations:
 
     def count_step(self) -> bool:
         """A step was trained; whether it was beside an evaluation, which holds the engine's weights."""
+        self._trains = True
         self._trained_meanwhile += 1
         return self._pending is not None
 

@@ -1,10 +1,12 @@
 """Who waits for an evaluation: the engine's new weights, within the staleness bound, or the trainer."""
 
 import json
+import shutil
 from dataclasses import dataclass, field
 
 import pytest
 
+from sparring.backend.trainer.checkpoint import latest_checkpoint
 from sparring.backend.trainer.trainer import AgentTrainer
 from sparring.config import EvalConfig, RolloutConfig
 from sparring.errors import TrainerError
@@ -45,8 +47,8 @@ class Evaluations:
 
 @pytest.fixture
 def train(tiny_qwen3, tmp_path, kit):
-    def train(*, staleness, mode="hold", steps=6, every=2, **scripted):
-        config = kit.make_config(steps=steps).model_copy(
+    def train(*, staleness, mode="hold", steps=6, every=2, checkpoint_every=0, resume=False, **scripted):
+        config = kit.make_config(steps=steps, checkpoint_every=checkpoint_every).model_copy(
             update={
                 "eval": EvalConfig(every=every, during_training=mode),
                 "rollout": RolloutConfig(staleness=staleness),
@@ -55,7 +57,7 @@ def train(tiny_qwen3, tmp_path, kit):
         source, publisher = kit.source(), kit.KeepingPublisher()
         evaluations = Evaluations(source, **scripted)
         trainer = AgentTrainer(tiny_qwen3, config, source, publisher, run_dir=tmp_path, evaluate=evaluations)
-        trainer.train()
+        trainer.train(resume)
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
         return evaluations, list(publisher.published), [json.loads(line) for line in lines]
 
@@ -109,3 +111,30 @@ def test_a_figure_that_is_not_finite_stops_the_run_and_blames_no_batch(train, tm
     with pytest.raises(TrainerError, match=r"step 0: not finite: \{'success': nan\}$"):
         train(staleness=1, success=float("nan"))
     assert not list(tmp_path.glob("rejected-batch-*"))
+
+
+def killed_at(run_dir, step, *, evaluated):
+    """As a kill leaves it: the checkpoint of `step` is the newest, and what came later may be in `metrics.jsonl`."""
+    shutil.rmtree(run_dir / "checkpoint-4")
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    kept = [r for r in records if r["kind"] == "step" or r["step"] < step or evaluated]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept))
+    assert latest_checkpoint(run_dir).name == f"checkpoint-{step}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("every", "evaluated", "begun"),
+    [
+        (2, True, [(4, False)]),  # it is there, and not repeated
+        (2, False, [(2, False), (4, False)]),  # it is missing, and made up for before anything else is trained
+        (3, True, [(3, True), (4, False)]),  # not due at the step of the checkpoint: nobody asked for it
+    ],
+)
+def test_a_resume_evaluates_what_is_due_and_missing_alone(train, tmp_path, every, evaluated, begun):
+    train(staleness=1, steps=4, every=every, checkpoint_every=2)
+    killed_at(tmp_path, 2, evaluated=evaluated)
+    evaluations, _, records = train(staleness=1, steps=4, every=every, checkpoint_every=2, resume=True)
+    assert evaluations.begun == begun
+    steps = [r["step"] for r in records if r["kind"] == "evaluation"]
+    assert sorted(steps) == sorted({0, 4, *range(0, 5, every)})
