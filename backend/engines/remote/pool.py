@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,42 @@ class _Member:
     load: int = 0
     missed: int = 0
     fault: str | None = None
+    waits: set[asyncio.Timeout] = field(default_factory=set)
+
+    @asynccontextmanager
+    async def awaited(self) -> AsyncIterator[None]:
+        """Its answer is waited for inside, but only while it is in the pool: nobody opens its gate after that.
+
+        Raises:
+            EngineError: it was taken out.
+        """
+        if self.fault is not None:
+            raise EngineError(self.fault)
+        try:
+            async with asyncio.timeout(None) as wait:
+                self.waits.add(wait)
+                try:
+                    yield
+                finally:
+                    self.waits.discard(wait)
+        except TimeoutError as error:
+            if not wait.expired():
+                raise
+            raise EngineError(str(self.fault)) from error
+
+    def take_out(self, fault: str) -> None:
+        self.fault = fault
+        waits, self.waits = self.waits, set()
+        for wait in waits:
+            wait.reschedule(0)  # at once
 
 
 class EnginePool(Engine):
     """Routes to the member that saw the request's prefix, else to the least loaded one.
 
-    A member that fails is taken out, and its unfinished `generate` requests go to another; it comes back when its
-    health check passes and it holds the current weights, or else with the next update. With no member left, requests
-    fail.
+    A member that fails is taken out, and its requests go to another, but for streams that said something, which fail.
+    It comes back when its health check passes and it holds the current weights, or else with the next update. With no
+    member left, requests fail.
     """
 
     def __init__(self, engines: Sequence[Engine], *, check_every_s: float = 5.0) -> None:
@@ -56,6 +84,7 @@ class EnginePool(Engine):
         self._check_every_s = check_every_s
         self._checking: asyncio.Task[None] | None = None
         self._staged: dict[Engine, tuple[int, WeightSource]] = {}
+        self._paused = False
         self.version = 0
 
     async def start(self) -> None:
@@ -84,26 +113,34 @@ class EnginePool(Engine):
             member = self._route(token_ids, session_id)
             member.load += 1
             try:
-                return await member.engine.generate(token_ids, sampling, session_id=session_id)
+                async with member.awaited():
+                    return await member.engine.generate(token_ids, sampling, session_id=session_id)
             except EngineError as error:
-                if await self._healthy(member):
-                    raise  # the request is at fault, and would be elsewhere too
-                self._take_out(member, error)
+                if not await self._is_to_blame(member, error):
+                    raise
             finally:
                 member.load -= 1
 
     async def stream(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session_id: str | None = None
     ) -> AsyncGenerator[Chunk, None]:
-        member = self._route(token_ids, session_id)
-        member.load += 1
-        try:
-            stream = member.engine.stream(token_ids, sampling, session_id=session_id)
-            async with aclosing(stream) as chunks:  # type: ignore[type-var]  # every engine's stream is a generator
-                async for chunk in chunks:
-                    yield chunk
-        finally:
-            member.load -= 1
+        begun = done = False
+        while not done:
+            member = self._route(token_ids, session_id)
+            member.load += 1
+            try:
+                stream = member.engine.stream(token_ids, sampling, session_id=session_id)
+                async with aclosing(stream) as chunks:  # type: ignore[type-var]  # every engine's stream is a generator
+                    while not done:
+                        async with member.awaited():
+                            chunk = await anext(chunks)
+                        begun, done = True, chunk.completion is not None
+                        yield chunk
+            except EngineError as error:
+                if not await self._is_to_blame(member, error) or begun:
+                    raise
+            finally:
+                member.load -= 1
 
     async def release(self, session_id: str) -> None:
         home = self._homes.pop(session_id, None)
@@ -111,6 +148,7 @@ class EnginePool(Engine):
             await home.engine.release(session_id)
 
     async def pause(self, mode: PauseMode = "keep") -> None:
+        self._paused = True
         await self._everywhere(lambda engine: engine.pause(mode))
 
     async def stage_weights(self, version: int, source: WeightSource) -> WeightSource:
@@ -132,9 +170,11 @@ class EnginePool(Engine):
         self.version = version
 
     async def resume(self) -> None:
+        self._paused = False
         await self._everywhere(lambda engine: engine.resume())
 
     async def release_memory(self) -> None:
+        self._paused = True
         await self._everywhere(lambda engine: engine.release_memory())
 
     async def verify_weights(self) -> None:
@@ -183,7 +223,13 @@ class EnginePool(Engine):
         self._live()
 
     def _take_out(self, member: _Member, error: EngineError) -> None:
-        member.fault = f"server {self._members.index(member)} was taken out: {error}"
+        member.take_out(f"server {self._members.index(member)} was taken out: {error}")
+
+    async def _is_to_blame(self, member: _Member, error: EngineError) -> bool:
+        """Whether a request failed for its member, which is out then; else the request would fail elsewhere too."""
+        if member.fault is None and not await self._healthy(member):
+            self._take_out(member, error)
+        return member.fault is not None
 
     async def _answers(self, member: _Member) -> bool:
         try:
@@ -198,17 +244,24 @@ class EnginePool(Engine):
         except EngineError:
             return False
 
+    def _may_return(self, member: _Member) -> bool:
+        """In a pause it may hold the weights of before it; let go on, it would sample while new ones are loaded."""
+        return not self._paused and member.engine.version == self.version
+
     async def _check_forever(self) -> None:
         while True:
             await asyncio.sleep(self._check_every_s)
-            for member in self._members:
-                healthy = await self._healthy(member)
-                member.missed = 0 if healthy else member.missed + 1
-                if member.missed >= _MISSED and member.fault is None:  # one may be missed for work
-                    self._take_out(member, EngineError(f"{_MISSED} health checks in a row failed"))
-                elif healthy and member.fault is not None and member.engine.version == self.version:
-                    try:
-                        await member.engine.resume()  # it may have been taken out for failing just that
-                    except EngineError:
-                        continue
-                    member.fault = None
+            await self._check_all()
+
+    async def _check_all(self) -> None:
+        for member in self._members:
+            healthy = await self._healthy(member)
+            member.missed = 0 if healthy else member.missed + 1
+            if member.missed >= _MISSED and member.fault is None:  # one may be missed for work
+                self._take_out(member, EngineError(f"{_MISSED} health checks in a row failed"))
+            elif healthy and member.fault is not None and self._may_return(member):
+                try:
+                    await member.engine.resume()  # it may have been taken out for failing just that
+                except EngineError:
+                    continue
+                member.fault = None

@@ -50,6 +50,111 @@ async def test_a_dead_server_is_taken_out_and_its_requests_move():
     await pool.stop()
 
 
+class Lost(ScriptedEngine):
+    """Its server, on another machine, is gone for good: every call fails; what waits at its gate hears of nothing."""
+
+    gone = False
+
+    def _check(self):
+        super()._check()
+        if self.gone:
+            raise EngineError("no server answers")
+
+
+async def waiting_at_a_lost_server(pool, members, sampling):
+    """A request of each kind that waits in a pause at server 0, which is then lost, and the tokens of the stream."""
+    heard = []
+
+    async def listen():
+        async for chunk in pool.stream([2], sampling, session_id="s"):
+            heard.extend(chunk.token_ids)
+
+    await pool.pause()
+    asking = [asyncio.create_task(pool.generate([1], sampling, session_id="g")), asyncio.create_task(listen())]
+    pool._homes |= dict.fromkeys(("g", "s"), pool._members[0])
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert members[0]._running == 2
+    members[0].gone = True
+    return asking, heard
+
+
+@pytest.mark.parametrize("lost_in", ["update_weights", "resume"])
+async def test_what_waits_in_a_pause_at_a_server_that_is_lost_moves(lost_in):
+    members = [Lost(lambda _prompt: range(100)), *engines(1)]
+    pool = EnginePool(members, check_every_s=60)
+    await pool.start()
+    asking, heard = await waiting_at_a_lost_server(pool, members, SamplingParams(max_new_tokens=5))
+    members[0].gone = lost_in == "update_weights"
+    await pool.update_weights(1, [("w", None)])
+    members[0].gone = True
+    await pool.resume()
+    async with asyncio.timeout(10):
+        completion, _ = await asyncio.gather(*asking)
+    assert completion.token_ids == heard == [0, 1, 2, 3, 4]
+    assert completion.policy_versions == [1] * 5
+    assert [len(member.log) for member in members] == [0, 2]
+    await pool.stop()
+
+
+async def test_what_waits_in_a_pause_at_the_last_server_fails_when_that_is_lost():
+    members = [Lost(lambda _prompt: range(100))]
+    pool = EnginePool(members, check_every_s=60)
+    await pool.start()
+    asking, _ = await waiting_at_a_lost_server(pool, members, ONE)
+    with pytest.raises(EngineError, match="no server answers"):
+        await pool.update_weights(1, [("w", None)])
+    async with asyncio.timeout(10):
+        for request in asking:
+            with pytest.raises(EngineError, match=r"no server of the pool is left.*no server answers"):
+                await request
+    await pool.stop()
+
+
+async def test_a_server_that_misses_its_health_checks_loses_what_waits_there():
+    members = [Lost(lambda _prompt: range(100)), *engines(1)]
+    pool = EnginePool(members, check_every_s=60)
+    await pool.start()
+    asking, heard = await waiting_at_a_lost_server(pool, members, ONE)
+    for _ in range(3):
+        await pool._check_all()
+    await pool.resume()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*asking)
+    assert heard == [0]
+    await pool.stop()
+
+
+async def test_a_stream_that_said_something_fails_with_its_server():
+    """Its listener holds tokens that another server would say anew."""
+    members = [Lost(lambda _prompt: range(100)), *engines(1)]
+    pool = EnginePool(members, check_every_s=60)
+    await pool.start()
+    stream = pool.stream([1], SamplingParams(max_new_tokens=5))
+    assert (await anext(stream)).token_ids == [0]
+    await pool.pause()
+    members[0].gone = True
+    await pool.resume()
+    with pytest.raises(EngineError, match=r"server 0 was taken out: no server answers"):
+        await anext(stream)
+    await pool.stop()
+
+
+async def test_a_server_does_not_return_while_the_pool_is_paused():
+    """It would sample while the others load, and be left with the weights of before."""
+    members = engines(2)
+    pool = EnginePool(members, check_every_s=60)
+    await pool.start()
+    pool._take_out(pool._members[0], EngineError("it did not pause"))
+    await pool.pause()
+    await pool._check_all()
+    assert pool._members[0].fault is not None
+    await pool.resume()
+    await pool._check_all()
+    assert pool._members[0].fault is None
+    await pool.stop()
+
+
 async def test_with_no_server_left_requests_fail_with_the_reasons():
     members = engines(1)
     pool = EnginePool(members)
