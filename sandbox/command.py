@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ from sparring.sandbox.request import check_argv, check_env
 if TYPE_CHECKING:
     from sparring.sandbox.core import Sandbox
 
-__all__ = ["DEADLINE_GRACE_S", "Ended", "ExecResult", "held_to", "in_folder", "run_to_end"]
+__all__ = ["DEADLINE_GRACE_S", "Ended", "ExecResult", "answered_by", "held_to", "in_folder", "run_to_end"]
 
 # A command's own clock ends it at `timeout_s`; the host steps in after _KILL_GRACE_S more, and gives the caller its
 # result no later than DEADLINE_GRACE_S after `timeout_s`, whatever the command or the daemon does.
@@ -67,6 +68,22 @@ def in_folder(cwd: str | None, argv: Sequence[str]) -> Sequence[str]:
     return ["sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh", cwd, *argv] if cwd else argv
 
 
+@asynccontextmanager
+async def answered_by(until: float, sandbox: Sandbox) -> AsyncIterator[None]:
+    """What is asked of the sandbox besides a command must be answered by `until`, a time of the event loop's clock.
+
+    Raises:
+        SandboxError: it was not.
+    """
+    try:
+        async with asyncio.timeout_at(until):
+            yield
+    except TimeoutError:
+        raise SandboxError(
+            f"{sandbox} gave no answer in the time of a command; overloaded, or its daemon hung?"
+        ) from None
+
+
 async def run_to_end(
     sandbox: Sandbox, argv: Sequence[str], on_output: OnOutput, *, timeout_s: float, **options: Any
 ) -> Ended:
@@ -82,9 +99,10 @@ async def run_to_end(
         try:
             return await _run_once(sandbox, argv, on_output, timeout_s=max(0.1, until - loop.time()), **options)
         except CommandNotStarted:
-            if not await sandbox.alive():
-                raise
-        await sandbox.clear()  # what earlier commands left behind has taken all processes there may be
+            async with answered_by(until, sandbox):
+                if loop.time() >= until or not await sandbox.alive():
+                    raise
+                await sandbox.clear()  # what earlier commands left behind has taken all processes there may be
     return await _run_once(sandbox, argv, on_output, timeout_s=max(0.1, until - loop.time()), **options)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from sparring.errors import SandboxError
 from sparring.sandbox.archive import pack_tree, unpack_tree
-from sparring.sandbox.command import ExecResult, run_to_end
+from sparring.sandbox.command import DEADLINE_GRACE_S, ExecResult, answered_by, run_to_end
 from sparring.sandbox.output import BoundedOutput
 from sparring.sandbox.process import OnOutput, Process
 from sparring.sandbox.request import SandboxRequestError, resolve_path
@@ -152,6 +152,7 @@ class Sandbox(ABC):
             SandboxError: the sandbox broke, or did not start the command in time.
         """
         stdout, stderr = BoundedOutput(self.spec.max_output_bytes), BoundedOutput(self.spec.max_output_bytes)
+        until = asyncio.get_running_loop().time() + timeout_s + DEADLINE_GRACE_S
         ended = await run_to_end(
             self,
             ["/bin/sh", "-c", command] if isinstance(command, str) else command,
@@ -162,6 +163,8 @@ class Sandbox(ABC):
             cwd=cwd,
             user=user,
         )
+        async with answered_by(until, self):
+            oom_killed = not ended.timed_out and await self.post_mortem(ended.exit_code)
         return ExecResult(
             ended.exit_code,
             stdout.text(),
@@ -169,7 +172,7 @@ class Sandbox(ABC):
             ended.duration_s,
             truncated=stdout.truncated or stderr.truncated,
             timed_out=ended.timed_out,
-            oom_killed=not ended.timed_out and await self.post_mortem(ended.exit_code),
+            oom_killed=oom_killed,
         )
 
     async def read(self, path: str, *, max_bytes: int | None = None, timeout_s: float = 30.0) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sparring.errors import SandboxError
-from sparring.sandbox.command import DEADLINE_GRACE_S, ExecResult
+from sparring.sandbox.command import DEADLINE_GRACE_S, ExecResult, answered_by
 from sparring.sandbox.output import BoundedOutput
 from sparring.sandbox.process import Process
 from sparring.sandbox.request import SandboxRequestError
@@ -128,14 +128,16 @@ class Session(ABC):
         deadline = asyncio.get_running_loop().time() + timeout_s
         call = await self._begin(deadline)
         if not call.done.is_set() and asyncio.get_running_loop().time() < deadline:
-            await self._sandbox.clear()  # what other commands left running may have taken all processes there may be
+            async with answered_by(deadline, self._sandbox):
+                await self._sandbox.clear()  # what other commands left may have taken all processes there may be
             call = await self._begin(deadline)
         if not call.done.is_set():
             said = call.text(2).strip()[-300:]
             raise SandboxError(f"{self._sandbox}: no {self.name} within {timeout_s:g} s; is it in the image? {said}")
 
     async def _begin(self, deadline: float) -> _Call:
-        self._process = await self._sandbox.spawn(self._argv(), self._on_output, stdin=True)
+        async with answered_by(deadline + _COME_BACK_S, self._sandbox):
+            self._process = await self._sandbox.spawn(self._argv(), self._on_output, stdin=True)
         self.generation += 1
         self._process.write(self._preamble())
         call, _ = await self._run("", deadline)
@@ -163,7 +165,8 @@ class Session(ABC):
                 exit_code = await self._reap(started + timeout_s + DEADLINE_GRACE_S)
             else:
                 self._ended(call.word)
-            oom_killed = exit_code == 137 and not timed_out and await self._sandbox.post_mortem(exit_code)
+            async with answered_by(started + timeout_s + DEADLINE_GRACE_S, self._sandbox):
+                oom_killed = exit_code == 137 and not timed_out and await self._sandbox.post_mortem(exit_code)
             return ExecResult(
                 124 if timed_out else exit_code,
                 call.text(1),
