@@ -235,8 +235,11 @@ class RemoteEngine(Engine):
         await self.pause("keep")
         try:
             await self.update_weights(version, staged)
-        finally:
-            await self.resume()
+        except BaseException:
+            with suppress(EngineError):  # what came first is what is wrong
+                await self.resume()
+            raise
+        await self.resume()
         await self.verify_weights()
         return self.last_pause_s
 
