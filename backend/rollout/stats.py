@@ -57,12 +57,15 @@ class SinceBatch:
     Attributes:
         episodes: that ended, failed ones among them.
         equal_rewards: of the dropped groups, those whose episodes all had one reward, counted by it.
+        too_few: of the dropped groups, those of which fewer than two episodes did not fail. In any others no token was
+            sampled.
     """
 
     episodes: int
     failures: int
     dropped_groups: int
     equal_rewards: Mapping[float, int]
+    too_few: int
 
 
 class RolloutMeter:
@@ -107,13 +110,21 @@ class RolloutMeter:
     def group_dropped(self, rewards: Sequence[float]) -> None:
         """Count a group without signal, or with fewer than two survivors; `rewards` are theirs."""
         self.count("dropped_groups")
-        if len(rewards) > 1 and len(set(rewards)) == 1:
+        if len(rewards) < 2:
+            self._window["too_few"] += 1
+        elif len(set(rewards)) == 1:
             self._equal[rewards[0]] += 1
 
     @property
     def since_batch(self) -> SinceBatch:
         window = self._window
-        return SinceBatch(window["episodes"], window["failures"], window["dropped_groups"], dict(self._equal))
+        return SinceBatch(
+            episodes=window["episodes"],
+            failures=window["failures"],
+            dropped_groups=window["dropped_groups"],
+            equal_rewards=dict(self._equal),
+            too_few=window["too_few"],
+        )
 
     def close_window(self) -> dict[str, float]:
         """Statistics since the last call."""

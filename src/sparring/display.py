@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +20,8 @@ from sparring.evaluation import EvalSummary
 __all__ = ["Display", "open_console", "supervised_progress"]
 
 _ROWS_SHOWN = 12
+_FRESH_S = 2.0  # the trainer tells twice a second what it waits for: what is older is over
+_FIRST_WAIT_S, _LATER_WAIT_S, _LONGEST_WAIT_S = 5.0, 60.0, 300.0  # off a terminal, between two lines about one wait
 _COLUMNS: Mapping[str, tuple[str, str]] = {
     # heading: (metric, format)
     "step": ("step", "{:.0f}"),
@@ -29,8 +33,8 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "trainer tok/s": ("trainer/tokens_per_s", "{:.0f}"),
     "busy ": ("trainer/busy", "{:.0%}"),
     "ess": ("ess", "{:.2f}"),
-    "dropped": ("groups/dropped", "{:.0f}"),
-    "failed": ("failures", "{:.0f}"),
+    "groups dropped": ("groups/dropped", "{:.0f}"),
+    "episodes failed": ("failures", "{:.0f}"),
     "s": ("time/step_s", "{:.1f}"),
 }
 
@@ -46,15 +50,26 @@ def open_console(*, plain_width: int = 160) -> Console:
 
 
 class Display:
-    """A context manager; every method is cheap and may be called from the trainer's thread alone."""
+    """A context manager; every method is cheap and may be called from the trainer's thread alone.
 
-    def __init__(self, total_steps: int, console: Console | None = None) -> None:
-        self._console = console or open_console()
+    Args:
+        clock: seconds, from anywhere.
+    """
+
+    def __init__(
+        self, total_steps: int, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console, self._clock = console or open_console(), clock
         self._total = total_steps
         self._rows: list[Mapping[str, Any]] = []
         self._evaluations: list[EvalSummary] = []
         self._status = "starting"
-        self._live = Live(console=self._console, refresh_per_second=4) if self._console.is_terminal else None
+        self._waiting = ("", -math.inf)  # for what, and when that was told
+        self._next_line, self._interval = -math.inf, _FIRST_WAIT_S
+        terminal = self._console.is_terminal
+        self._live = (
+            Live(console=self._console, refresh_per_second=4, get_renderable=self._picture) if terminal else None
+        )
 
     def __enter__(self) -> Self:
         if self._live:
@@ -65,46 +80,58 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._live:
-            self._refresh()
+            self._waiting = ("", -math.inf)
             self._live.stop()
 
     def status(self, text: str) -> None:
         """What the run is doing now, where that is not a training step."""
         self._status = text
-        if self._live:
-            self._refresh()
-        else:
-            self._console.print(text, highlight=False)
+        self._show(text)
+
+    def waiting(self, text: str) -> None:
+        """What the trainer waits for; told twice a second as long as it does. Off a terminal seldom a line of it."""
+        now = self._clock()
+        if now - self._waiting[1] >= _FRESH_S:  # another wait begins
+            self._next_line = max(self._next_line, now + _FIRST_WAIT_S)
+        self._waiting = (text, now)
+        if self._live or now < self._next_line:
+            return
+        self._console.print(text, highlight=False, soft_wrap=True)
+        self._interval = min(2 * self._interval, _LONGEST_WAIT_S)
+        self._next_line = now + self._interval
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         """Show a record of `metrics.jsonl`; evaluations come through `evaluation`."""
         if metrics["kind"] != "step":
             return
         if not self._live and not self._rows:  # not before, or the lines of a start would stand between it and the rows
-            self._console.print("  ".join(f"{heading:>9}" for heading in _COLUMNS), highlight=False)
+            self._console.print(_line(list(_COLUMNS)), highlight=False)
         self._rows.append(metrics)
         self._status = f"training, step {metrics['step']:.0f} of {self._total}"
-        if self._live:
-            self._refresh()
-        else:
-            self._console.print("  ".join(f"{cell:>9}" for cell in _cells(metrics)), highlight=False)
+        self._show(_line(_cells(metrics)))
+        self._next_line, self._interval = self._clock() + _LATER_WAIT_S, _LATER_WAIT_S
 
     def evaluation(self, summary: EvalSummary) -> None:
         self._evaluations.append(summary)
-        if self._live:
-            self._refresh()
-        else:
-            self._console.print(_evaluation_line(summary), highlight=False)
+        self._show(_evaluation_line(summary))
 
-    def _refresh(self) -> None:
-        assert self._live is not None
+    def _show(self, line: str) -> None:
+        """Draw the picture anew, or print its newest line where there is none."""
+        if self._live:
+            self._live.refresh()
+        else:
+            self._console.print(line, highlight=False)
+
+    def _picture(self) -> Group:
         table = Table(*_COLUMNS, box=None, pad_edge=False, header_style="bold")
         for column in table.columns:
             column.justify = "right"
         for row in self._rows[-_ROWS_SHOWN:]:
             table.add_row(*_cells(row))
         lines = [Text(_evaluation_line(summary), style="green") for summary in self._evaluations]
-        self._live.update(Group(table, *lines, Text(self._status, style="dim")))
+        text, told_at = self._waiting
+        now = text if self._clock() - told_at < _FRESH_S else self._status
+        return Group(table, *lines, Text(now, style="dim"))
 
 
 @contextmanager
@@ -120,6 +147,11 @@ def supervised_progress(console: Console, steps: int) -> Iterator[Callable[[int,
                 console.print(f"supervised step {step + 1} of {steps}, loss {loss:.3f}", highlight=False)
 
         yield show
+
+
+def _line(cells: Sequence[str]) -> str:
+    """Cells right under their headings."""
+    return "  ".join(f"{cell:>{max(len(heading), 7)}}" for cell, heading in zip(cells, _COLUMNS, strict=True))
 
 
 def _cells(metrics: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What became of a run's episodes, in the same words wherever a command counts them."""
+"""What became of a run's episodes and groups, in the same words wherever a command counts them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 __all__ = ["fates"]
 
-_WORDS = {  # for each of `types.EPISODE_STATES`
+_WORDS = {  # for each of `types.EPISODE_STATES`, and each state of a group
     "consumed": "trained",
     "pending": "left in the buffer",  # among them what finished after the last step, or while the run was stopped
+    "ready": "left in the buffer",
+    "running": "cut short",
     "dropped": "dropped",
     "expired": "expired",
     "failed": "failed",
@@ -17,5 +19,5 @@ _WORDS = {  # for each of `types.EPISODE_STATES`
 
 
 def fates(counts: Mapping[str, int]) -> str:
-    """Episodes by state, as in `480 trained, 37 left in the buffer, 3 failed`; empty states are left out."""
+    """Episodes or groups by state, as in `480 trained, 37 left in the buffer, 3 failed`; empty states are left out."""
     return ", ".join(f"{counts[state]} {word}" for state, word in _WORDS.items() if counts.get(state))

@@ -50,6 +50,7 @@ def write_report(directory: RunDirectory, title: str, *, staleness: int, keep_be
         "train_s": sum(r["time/step_s"] for r in steps),
         "wall_s": wall_s,
         "staleness": staleness,
+        "dropped_groups": int(sum(r.get("groups/dropped", 0) for r in steps)),
         "max_lag": int(max(r["lag/max"] for r in steps)),
         "best": _best(directory, summaries, keep_best),
         "conversation": _conversation(episodes[first.step], episodes[last.step]),
@@ -61,7 +62,7 @@ def print_report(console: Console, directory: RunDirectory) -> None:
     """Print the summary of a finished run."""
     summary = json.loads(directory.summary.read_text())
     with BufferView(directory.buffer) as buffer:  # now: what was in flight at the last step has ended since
-        counts = buffer.counts()
+        counts, groups = buffer.counts(), Counter(buffer.group_states().values())
     for when, lines in summary["conversation"].items():
         console.print(f"\nOne held-out task, {when} training:", style="bold", highlight=False)
         for line in lines:
@@ -85,6 +86,7 @@ def print_report(console: Console, directory: RunDirectory) -> None:
         f"({summary['wall_s']:.0f} s with them, since this process began)\n"
         f"the version lag was at most {summary['max_lag']} (bound η = {summary['staleness']})\n"
         f"episodes: {fates(counts)}\n"
+        f"groups: {fates(groups)}{_dropped_besides(groups, summary)}\n"
         f"{_best_line(summary.get('best', ()))}"
         f"files: {directory.model}/ (Hugging Face folder), {directory.metrics}, {directory.curve}\n"
         f"every episode: sparring view {directory.root}",
@@ -108,6 +110,12 @@ def _best(directory: RunDirectory, summaries: Sequence[EvalSummary], keep_best: 
 def _best_line(best: Sequence[Mapping[str, Any]]) -> str:
     named = [f"{b['checkpoint']} (held-out reward {b['reward']:.3f}, {b['success']:.1%} solved)" for b in best]
     return f"best of the evaluated checkpoints: {', '.join(named)}\n" if named else ""
+
+
+def _dropped_besides(groups: Mapping[str, int], summary: Mapping[str, Any]) -> str:
+    """Where the column of the live table does not add up to all groups that were dropped, what it leaves out."""
+    besides = groups.get("dropped", 0) - summary.get("dropped_groups", 0)
+    return f" ({besides} of these after the last batch, or in steps that a resume repeated)" if besides > 0 else ""
 
 
 def _failures(directory: RunDirectory) -> str:

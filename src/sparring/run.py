@@ -19,6 +19,7 @@ from sparring.held_out import HeldOut
 from sparring.preflight import check_start
 from sparring.report import print_report, write_report
 from sparring.run_dir import RunDirectory
+from sparring.sampling_line import sampling_line
 from sparring.task_sources import make_episode_runner, make_sampler, open_sources
 from sparring.wiring import (
     make_engine,
@@ -133,6 +134,7 @@ class _Run:
             config=config.rollout,
             buffer=self.buffer,
             server=None if config.agent.policy == "native" else GatewayServer(recorder),
+            on_wait=lambda stats: self.display.waiting(sampling_line(stats, config.rollout)),
         )
         stack.callback(self.worker.stop)
         self.display = stack.enter_context(Display(config.trainer.steps, console))

@@ -77,7 +77,7 @@ def _list(console: Console, buffer: BufferView, state: str | None, limit: int) -
         shown = f"{len(rows)} of {count} {kind}, the newest; --limit N, --state NAME"
         console.print(shown if len(rows) < count else f"{count} {kind}", highlight=False)
     if count and state is None:
-        console.print(f"in all: {fates(counts)}", highlight=False)
+        console.print(f"episodes in all: {fates(counts)}", highlight=False)
 
 
 def _show_pruned(console: Console, row: EpisodeRow) -> None:

@@ -1,10 +1,21 @@
-"""What a run prints where there is no terminal: the heading stands right above the first row."""
+"""What a run prints where there is no terminal, what it draws on one, and what it says while it waits for a batch."""
 
 import io
 
+import pytest
 from rich.console import Console
 
+from sparring.backend.rollout.stats import RolloutStats, SinceBatch
+from sparring.config import RolloutConfig
 from sparring.display import Display
+from sparring.sampling_line import sampling_line
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
 
 
 def test_the_heading_comes_once_and_right_before_the_first_row():
@@ -21,3 +32,107 @@ def test_the_heading_comes_once_and_right_before_the_first_row():
     assert row.split()[:2] == ["1", "0.250"]
     assert status == "evaluating"
     assert last.split()[:2] == ["2", "0.500"]
+
+
+def test_cells_end_where_their_headings_end_and_say_what_they_count():
+    out = io.StringIO()
+    with Display(1, Console(file=out, width=200)) as display:
+        display.step({"kind": "step", "step": 1, "groups/dropped": 3.0, "failures": 5.0, "time/step_s": 12345.0})
+    heading, row = out.getvalue().splitlines()
+    assert len(row) == len(heading)
+    for name, value in {"groups dropped": "3", "episodes failed": "5"}.items():
+        assert row[: heading.index(name) + len(name)].endswith(f"  {value}")
+
+
+def test_a_wait_is_told_within_seconds_then_ever_more_seldom_and_not_between_quick_steps():
+    out, clock = io.StringIO(), Clock()
+    with Display(9, Console(file=out, width=200), clock=clock) as display:
+
+        def wait(seconds):
+            shown = []
+            for _ in range(2 * seconds):
+                clock.now += 0.5
+                before = len(out.getvalue())
+                display.waiting("sampling")
+                if out.getvalue()[before:] == "sampling\n":
+                    shown.append(clock.now)
+            return shown
+
+        assert wait(120) == [105.5, 115.5, 135.5, 175.5]
+        for step in range(3):
+            display.step({"kind": "step", "step": step})
+            assert wait(50) == []
+        assert len(wait(70)) == 1
+
+
+def test_on_a_terminal_a_wait_is_shown_as_long_as_it_lasts():
+    clock = Clock()
+    display = Display(9, Console(file=io.StringIO(), width=200, force_terminal=True), clock=clock)
+
+    def bottom():
+        with (console := Console(width=200)).capture() as capture:
+            console.print(display._picture())
+        return capture.get().splitlines()[-1]
+
+    with display:
+        display.status("starting")
+        assert bottom() == "starting"
+        display.waiting("sampling")
+        assert bottom() == "sampling"
+        clock.now += 3
+        assert bottom() == "starting"
+
+
+def stats(*, ready=0, **since):
+    counts = {"episodes": 0, "failures": 0, "dropped_groups": 0, "equal_rewards": {}, "too_few": 0}
+    counters = {"sampled_tokens": 0, "expired_groups": 0, "expired_episodes": 0, "failures": {}}
+    return RolloutStats(
+        version=0,
+        running_groups=2,
+        ready_groups=ready,
+        running_episodes=16,
+        episodes=0,
+        dropped_groups=0,
+        since_batch=SinceBatch(**(counts | since)),
+        **counters,
+    )
+
+
+def test_what_a_step_waits_for_is_one_line():
+    knobs = RolloutConfig(groups_per_step=4)
+    assert sampling_line(stats(), knobs) == (
+        "sampling for the next step: 0 episodes ended, 16 running; 0 of 4 groups ready"
+    )
+    since = {"episodes": 43, "failures": 9, "dropped_groups": 4, "equal_rewards": {0.0: 2}, "too_few": 1}
+    assert sampling_line(stats(ready=1, **since), knobs) == (
+        "sampling for the next step: 43 episodes ended, 9 of them failed, 16 running; 1 of 4 groups ready; "
+        "dropped 2 for equal rewards, 1 for failures, 1 without a sampled token"
+    )
+
+
+@pytest.mark.parametrize(
+    ("equal", "told"),
+    [
+        ({0.0: 3}, "every one of 3 groups had equal rewards: 0. "),
+        ({1.0: 1, 0.0: 3}, "every one of 4 groups had equal rewards: 0 in 3, 1 in 1. "),
+        ({0.1: 1, 0.2: 1, 0.3: 1, 0.4: 1}, "equal rewards: 0.1 in 1, 0.2 in 1, 0.3 in 1, .... "),
+    ],
+)
+def test_groups_that_are_all_dropped_are_told_with_a_hint(equal, told):
+    dropped = sum(equal.values())
+    lines = sampling_line(stats(dropped_groups=dropped, equal_rewards=equal), RolloutConfig(max_refill=7)).splitlines()
+    assert len(lines) == 2
+    assert told in lines[1]
+    assert "rollout.max_refill=7" in lines[1]
+
+
+@pytest.mark.parametrize(
+    "since",
+    [
+        {"dropped_groups": 2, "equal_rewards": {0.0: 2}},  # may be chance
+        {"dropped_groups": 4, "equal_rewards": {0.0: 3}, "too_few": 1},  # not all for equal rewards
+        {"dropped_groups": 9, "equal_rewards": {0.0: 9}, "ready": 1},  # one had signal
+    ],
+)
+def test_there_is_no_hint_where_it_may_be_chance(since):
+    assert "\n" not in sampling_line(stats(**since), RolloutConfig())

@@ -64,7 +64,7 @@ def test_a_list_without_failures_has_no_column_for_them(run, capsys):
 
 
 def test_a_cut_list_says_so_and_a_whole_one_how_long_it_is(run, capsys):
-    fates = "in all: 3 left in the buffer, 4 failed"
+    fates = "episodes in all: 3 left in the buffer, 4 failed"
     cut = shown(capsys, str(run.root), "--limit", "2")
     assert cut.endswith(f"2 of 7 episodes, the newest; --limit N, --state NAME {fates}")
     assert shown(capsys, str(run.root)).endswith(f"7 episodes {fates}")
@@ -84,8 +84,9 @@ def test_a_state_that_is_none_is_refused_with_those_there_are(run, capsys):
 def report(run):
     """The last lines of that run, had it been trained, with rewards at its steps' evaluations."""
 
-    def _report(rewards, keep_best=0) -> list[str]:
-        steps = [{"kind": "step", "step": 4, "reward": 0.2, "time/step_s": 1.0, "lag/max": 1}]
+    def _report(rewards, keep_best=0, dropped=0) -> list[str]:
+        step = {"kind": "step", "step": 4, "reward": 0.2, "time/step_s": 1.0, "lag/max": 1}
+        steps = [step | {"groups/dropped": float(dropped)}]
         evaluations = [{"kind": "evaluation", "step": step} for step in rewards]
         run.metrics.write_text("".join(json.dumps(record) + "\n" for record in [*steps, *evaluations]))
         for step, reward in rewards.items():
@@ -103,6 +104,19 @@ def report(run):
 
 def test_a_runs_report_counts_episodes_as_the_other_commands_do(report):
     assert "episodes: 3 left in the buffer, 4 failed" in report({0: 0.1, 4: 0.3})
+
+
+def test_a_runs_report_counts_groups_as_the_live_table_does_and_tells_what_that_left_out(run, report):
+    buffer = TrajectoryBuffer.open(run.buffer)
+    buffer.begin(0)
+    buffer.drop_group("g0", "no signal")
+    buffer.drop_group("g1", "failures")
+    buffer.close()
+    both = report({0: 0.1, 4: 0.3}, dropped=2)
+    assert "episodes: 1 left in the buffer, 2 dropped, 4 failed" in both
+    assert "groups: 1 cut short, 2 dropped" in both
+    (line,) = [line for line in report({0: 0.1, 4: 0.3}, dropped=1) if line.startswith("groups")]
+    assert line.endswith("2 dropped (1 of these after the last batch, or in steps that a resume repeated)")
 
 
 def test_a_runs_report_names_the_checkpoints_that_were_kept_for_their_evaluations(run, report):

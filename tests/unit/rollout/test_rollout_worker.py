@@ -323,7 +323,7 @@ def test_what_a_step_waits_for_is_told_to_its_caller(make_rig, monkeypatch):
     rig.worker.start()
     rig.train(1, 1)
     (since,) = told
-    assert (since.dropped_groups, since.equal_rewards, since.failures) == (3, {0.5: 2}, 4)
+    assert (since.dropped_groups, since.equal_rewards, since.too_few, since.failures) == (3, {0.5: 2}, 1, 4)
     assert rig.worker.stats().since_batch.equal_rewards == {}
 
 
