@@ -321,7 +321,8 @@ class RemoteEngine(Engine):
         path, body = self._ask(leg, stream=stream)
         reply = Reply()
         if not stream:
-            data = await self._died_or(self._transport.post(path, body, deadline_s=self._timeout_s))
+            said = self._transport.post(path, body, deadline_s=self._timeout_s, repeatable=True)
+            data = await self._died_or(said)
             reply = self._parse(data or {}, leg, reply)
             self._reports_versions = self._reports_versions or reply.versions is not None
             yield reply
@@ -370,7 +371,7 @@ class RemoteEngine(Engine):
     async def _abort_now(self, rid: str) -> None:
         path, body = self._abort(rid)
         with suppress(EngineError):  # a server that is gone has aborted everything
-            await self._transport.post(path, body, deadline_s=_CONTROL_S)
+            await self._transport.post(path, body, deadline_s=_CONTROL_S, repeatable=True)
 
     def _abort_soon(self, leg: Leg) -> None:
         """Tell the server that nobody waits for this request any more, without keeping a cancelled caller waiting."""

@@ -22,41 +22,46 @@ _MAX_EVENT_BYTES = 64 * 2**20
 
 
 class Transport:
-    """One pool of connections to `url`, made on the event loop that uses it first."""
+    """Connections to `url`, made on the event loop that uses it first.
+
+    What may be done twice goes over kept ones, and is sent again where one is lost before the first byte of an answer:
+    as a rule the server closed an idle connection that we were about to use, and read nothing of it. What must not be
+    (a load under a new name, memory given back, a broadcast) has a connection of its own, and is sent once.
+    """
 
     def __init__(self, url: str, *, key: str | None = None) -> None:
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by whether it keeps connections
         self._closed = False
 
     async def close(self) -> None:
         self._closed = True
-        if self._session is not None:
-            session, self._session = self._session, None
-            await session.close()
+        while self._sessions:
+            await self._sessions.popitem()[1].close()
 
     async def get(self, path: str, *, deadline_s: float) -> Any:
-        return await self._call("GET", path, None, deadline_s)
+        return await self._call("GET", path, None, deadline_s, repeatable=True)
 
-    async def post(self, path: str, body: Mapping[str, Any], *, deadline_s: float) -> Any:
+    async def post(self, path: str, body: Mapping[str, Any], *, deadline_s: float, repeatable: bool = False) -> Any:
         """The JSON that the server answers, of an error status too (servers explain themselves there); None if no JSON.
 
-        A request whose connection dropped before the first byte of an answer is sent again: as a rule the server closed
-        an idle connection that we were about to use, and read nothing of it. One that dropped it at work does it twice.
+        Args:
+            repeatable: no harm is done if the server does it twice.
 
         Raises:
             EngineError: no connection, no answer within `deadline_s` seconds, or a key that the server does not take.
         """
-        return await self._call("POST", path, body, deadline_s)
+        return await self._call("POST", path, body, deadline_s, repeatable=repeatable)
 
     async def stream(self, path: str, body: Mapping[str, Any], *, deadline_s: float) -> AsyncGenerator[Any, None]:
-        """The JSON objects of a server-sent event stream; `deadline_s` bounds the silence between two of them."""
+        """The JSON objects of a server-sent event stream; `deadline_s` bounds the silence between two of them. As with
+        `repeatable`."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=deadline_s)
         begun = False
         for attempt in range(_RETRIES + 1):
             try:
-                async with self._connected().post(
+                async with self._session(keeps=True).post(
                     self.url + path, json=body, timeout=timeout, read_bufsize=_MAX_EVENT_BYTES
                 ) as response:
                     self._check_key(response)
@@ -80,15 +85,18 @@ class Transport:
                 if begun or attempt == _RETRIES or not _may_retry(error):
                     raise self._lost(path, error, deadline_s) from error
 
-    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, deadline_s: float) -> Any:
+    async def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None, deadline_s: float, *, repeatable: bool
+    ) -> Any:
         timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=min(10.0, deadline_s))
         for attempt in range(_RETRIES + 1):
             try:
-                async with self._connected().request(method, self.url + path, json=body, timeout=timeout) as response:
+                session = self._session(keeps=repeatable)  # not one that was closed meanwhile
+                async with session.request(method, self.url + path, json=body, timeout=timeout) as response:
                     self._check_key(response)
                     raw = await response.read()
             except _DROPPED as error:
-                if attempt == _RETRIES or not _may_retry(error):
+                if not repeatable or attempt == _RETRIES or not _may_retry(error):
                     raise self._lost(path, error, deadline_s) from error
                 continue
             try:
@@ -100,14 +108,16 @@ class Transport:
                 return None
         raise AssertionError("unreachable")
 
-    def _connected(self) -> aiohttp.ClientSession:
+    def _session(self, *, keeps: bool) -> aiohttp.ClientSession:
         if self._closed:
             raise EngineError(f"the connection to {self.url} was closed")
-        if self._session is None:
+        session = self._sessions.get(keeps)
+        if session is None:
             # Requests wait in the server, which schedules them; a limit here would only hide them from it.
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
-        return self._session
+            kept: dict[str, Any] = {"keepalive_timeout": _KEEPALIVE_S} if keeps else {"force_close": True}
+            connector = aiohttp.TCPConnector(limit=0, **kept)
+            session = self._sessions[keeps] = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        return session
 
     def _check_key(self, response: aiohttp.ClientResponse) -> None:
         if response.status == 401:

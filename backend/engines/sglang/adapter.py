@@ -74,7 +74,8 @@ class AdapterLoader:
         layers = self._check(tensors)
         name = f"sparring-{self._salt}-{version}"
         if name in self._loaded:
-            await self._unload(name)  # staged before and never used
+            await self._unload(name)  # staged before and never used, or its answer was lost
+        self._loaded.add(name)
         with tempfile.TemporaryDirectory(prefix=f"sparring-adapter-{version}-") as folder:
             await asyncio.to_thread(self._write, Path(folder), tensors, layers)
             body = {"lora_name": name, "lora_path": folder}
@@ -85,7 +86,6 @@ class AdapterLoader:
                 f"the SGLang server at {self._transport.url} did not load the adapter of version {version}: "
                 f"{str(said)[:500]}; it needs --enable-lora, --max-lora-rank and --lora-target-modules"
             )
-        self._loaded.add(name)
         return StagedAdapter(version, name)
 
     async def load(self, staged: StagedAdapter) -> None:

@@ -38,19 +38,34 @@ def http(body, status="200 OK", kind="application/json", length=None):
 
 async def test_a_connection_dropped_before_the_first_byte_is_tried_again():
     async with server([None, None, http({"ok": 1})]) as transport:
-        assert await transport.post("/generate", {}, deadline_s=5) == {"ok": 1}
+        assert await transport.post("/generate", {}, deadline_s=5, repeatable=True) == {"ok": 1}
+
+
+async def test_what_must_not_be_done_twice_is_sent_once():
+    async with server([None, http({"ok": 2})]) as transport:
+        with pytest.raises(EngineError, match="dropped the connection"):
+            await transport.post("/release_memory_occupation", {}, deadline_s=5)
+        assert await transport.get("/model_info", deadline_s=5) == {"ok": 2}
+
+
+async def test_what_is_sent_once_meets_no_connection_that_the_server_is_about_to_close():
+    """A server that closes each connection after an answer, as it does with one that idled, without saying so."""
+    async with server([http({"ok": n}) for n in range(20)]) as transport:
+        for n in range(0, 20, 2):
+            assert await transport.get("/model_info", deadline_s=5) == {"ok": n}
+            assert await transport.post("/release_memory_occupation", {}, deadline_s=5) == {"ok": n + 1}
 
 
 async def test_a_server_that_always_drops_is_an_error():
     async with server([None] * 10) as transport:
         with pytest.raises(EngineError, match="dropped the connection"):
-            await transport.post("/generate", {}, deadline_s=5)
+            await transport.post("/generate", {}, deadline_s=5, repeatable=True)
 
 
 async def test_an_answer_that_breaks_off_is_not_asked_for_again():
     async with server([http({"ok": 1}, length=999), http({"ok": 2})]) as transport:
         with pytest.raises(EngineError, match="dropped the connection"):
-            await transport.post("/generate", {}, deadline_s=5)
+            await transport.post("/generate", {}, deadline_s=5, repeatable=True)
 
 
 async def test_a_stream_that_broke_after_an_event_is_not_begun_again():
@@ -79,3 +94,21 @@ async def test_an_error_page_is_quoted():
     async with server([http(b"<h1>nginx</h1>", status="502 Bad Gateway", kind="text/html")]) as transport:
         with pytest.raises(EngineError, match="answered 502: '<h1>nginx</h1>'"):
             await transport.get("/model_info", deadline_s=5)
+
+
+async def test_a_request_under_way_as_the_transport_closes_is_an_error():
+    asked = asyncio.Event()
+
+    async def never(reader, writer):
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    listening = await asyncio.start_server(never, "127.0.0.1", 0)
+    async with listening:
+        transport = Transport(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+        asking = asyncio.create_task(transport.get("/model_info", deadline_s=5))
+        await asked.wait()
+        await transport.close()
+        with pytest.raises(EngineError, match="closed"):
+            await asking
