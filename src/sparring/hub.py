@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 __all__ = ["hub_answers", "hub_or_cache"]
 
 _PROBE_S = 3.0
+_switching = threading.RLock()  # `datasets` has one switch for the process: each puts it back as it found it
 
 
 def hub_answers() -> bool:
@@ -35,10 +37,11 @@ def hub_or_cache() -> Iterator[None]:
     import datasets
     from huggingface_hub import constants
 
-    before, datasets.config.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE, True
-    try:
-        yield
-    except Exception as error:  # it raises many kinds
-        raise ConnectionError(f"{constants.ENDPOINT} does not answer, and it is not in the cache") from error
-    finally:
-        datasets.config.HF_HUB_OFFLINE = before
+    with _switching:
+        before, datasets.config.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE, True
+        try:
+            yield
+        except Exception as error:  # it raises many kinds
+            raise ConnectionError(f"{constants.ENDPOINT} does not answer, and it is not in the cache") from error
+        finally:
+            datasets.config.HF_HUB_OFFLINE = before

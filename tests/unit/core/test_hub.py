@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -78,3 +79,26 @@ def test_the_cache_alone_is_looked_into_only_while_the_hub_does_not_answer(monke
         with hub.hub_or_cache():
             assert datasets.config.HF_HUB_OFFLINE is (before if answers else True)
         assert datasets.config.HF_HUB_OFFLINE is before
+
+
+@pytest.mark.slow  # imports datasets
+def test_two_threads_that_look_into_the_cache_leave_the_switch_as_it_was(monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(hub, "hub_answers", lambda: False)
+    before = datasets.config.HF_HUB_OFFLINE
+    inside, first_left = threading.Event(), threading.Event()
+
+    def second():
+        with hub.hub_or_cache():
+            inside.set()
+            first_left.wait(10)
+
+    with hub.hub_or_cache():
+        thread = threading.Thread(target=second)
+        thread.start()
+        inside.wait(0.1)  # were it let in here, it would put back what the first has set
+    first_left.set()
+    thread.join(10)
+    assert inside.is_set()
+    assert datasets.config.HF_HUB_OFFLINE is before
