@@ -151,7 +151,6 @@ class AdapterLoader:
             "inference_mode": True,
         }
         (folder / "adapter_config.json").write_text(json.dumps(config))
-        folder.chmod(0o755)
 
 
 def served_modules(layout: WeightLayout, lora: LoraConfig) -> list[str]:

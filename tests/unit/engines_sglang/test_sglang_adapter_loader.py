@@ -1,5 +1,8 @@
 """An adapter whose loading was not answered, on a server that refuses a name it has."""
 
+import os
+import stat
+
 import pytest
 import torch
 from aiohttp import web
@@ -17,10 +20,12 @@ class Server:
     """As SGLang answers; the answers to the first `lost` loads get lost, after the work."""
 
     def __init__(self, lost: int) -> None:
-        self.lost, self.names, self.loads = lost, set(), 0
+        self.lost, self.names, self.loads, self.modes = lost, set(), 0, set()
 
     async def load(self, request: web.Request) -> web.Response:
-        name = (await request.json())["lora_name"]
+        body = await request.json()
+        name = body["lora_name"]
+        self.modes.add(stat.S_IMODE(os.stat(body["lora_path"]).st_mode))
         self.loads += 1
         if name in self.names:
             said = f"Failed to load LoRA adapter {name} because it is already loaded"
@@ -55,6 +60,7 @@ async def test_it_is_asked_for_once_and_may_be_staged_again(tiny_qwen3):
         assert server.loads == 1, "sent again, it would be refused for a name that it has"
         staged = await loader.stage(1, tensors.items())
         assert server.names == {staged.name}
+        assert server.modes == {0o700}, "its folder is nobody else's to read"
     finally:
         await transport.close()
         await runner.cleanup()
