@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -13,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from sparring.backend.trainer.interrupt import InterruptGuard
 from sparring.backend.trainer.packing import Sample
-from sparring.errors import ConfigError, TrainerError
+from sparring.errors import ConfigError, TrainerError, described
 
 __all__ = ["Ranks", "sharding_mesh"]
 
@@ -50,20 +51,26 @@ class Ranks:
         return self.mesh is not None
 
     def from_main(self, make: Callable[[], T]) -> T:
-        """What `make` gives the main rank, on every rank; an error that it raises there is raised on all of them."""
+        """What `make` gives the main rank, on every rank; an error that it raises there is raised on all of them.
+
+        Raises:
+            TrainerError: with its words, for an error that cannot be sent as it is.
+        """
         if self.count == 1:
             return make()
-        payload: list[Any] = [None]
+        made: T | None = None
+        error: Exception | None = None
+        sent: list[Any] = [None]
         if self.is_main:
             try:
-                payload = [make()]
-            except Exception as error:
-                payload = [error]
-        broadcast_object_list(payload, from_process=0)
-        if isinstance(payload[0], Exception):
-            raise payload[0]
-        made: T = payload[0]
-        return made
+                made = make()
+                sent = [pickle.dumps(made)]
+            except Exception as raised:
+                error, sent = raised, [_SentError.of(raised)]
+        broadcast_object_list(sent, from_process=0)
+        if isinstance(sent[0], _SentError):
+            raise error or sent[0].error()
+        return cast(T, made if self.is_main else pickle.loads(sent[0]))  # noqa: S301  # of our own main rank
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in their order, on every rank."""
@@ -109,6 +116,28 @@ class Ranks:
                 f"another rank of this run is gone or hangs ({first}): its own output says why. Start all ranks again, "
                 "and resume from the last checkpoint"
             ) from error
+
+
+class _SentError(NamedTuple):
+    """An error on its way to other ranks, which may lack its module, or miss what its constructor wants."""
+
+    pickled: bytes
+    words: str
+
+    @classmethod
+    def of(cls, error: Exception) -> _SentError:
+        try:
+            return cls(pickle.dumps(error), described(error))
+        except Exception:  # whatever its attributes raise
+            return cls(b"", described(error))
+
+    def error(self) -> Exception:
+        try:
+            error = pickle.loads(self.pickled)  # noqa: S301  # of our own main rank
+        except Exception:
+            error = None
+        as_it_was = isinstance(error, Exception) and str(error) in self.words
+        return error if as_it_was else TrainerError(f"the main rank failed: {self.words}")
 
 
 def _is_of_communication(error: RuntimeError) -> bool:

@@ -18,6 +18,10 @@ SCRIPT = Path(__file__).with_name("trainer_process.py")
 
 
 def start(ranks: int, model: Path, out: Path, **settings: object) -> list[subprocess.Popen]:
+    return start_program(ranks, SCRIPT, model, out, json.dumps(settings))
+
+
+def start_program(ranks: int, *command: object) -> list[subprocess.Popen]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -29,10 +33,8 @@ def start(ranks: int, model: Path, out: Path, **settings: object) -> list[subpro
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true",
             }  # fmt: skip
-        command = [sys.executable, str(SCRIPT), str(model), str(out), json.dumps(settings)]
-        processes.append(
-            subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        processes.append(subprocess.Popen([sys.executable, *map(str, command)], env=env, **output))
     return processes
 
 
@@ -194,3 +196,18 @@ def test_ctrl_c_at_one_rank_stops_all_in_parts_at_the_same_step_with_a_checkpoin
     assert [f.name for f in (tmp_path / "broken").glob("checkpoint-*")] == ["checkpoint-2"]
     resumed = run(2, tiny_qwen3, tmp_path / "resumed.pt", trainer=knobs, run_dir=run_dir, resume=True)
     torch.testing.assert_close(resumed["weights"], whole["weights"], rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_an_error_of_the_main_rank_reaches_all_ranks_whatever_it_is_made_of():
+    ranks = start_program(2, Path(__file__).with_name("ranks_process.py"))
+    main, other = ([json.loads(line) for line in out.splitlines() if line[:1] == "["] for out in outputs(ranks))
+    assert [process.returncode for process in ranks] == [0, 0]
+    assert main[0] == other[0] == ["EngineError", "sent as it is"]
+    assert [kind for kind, _ in main[1:5]] == ["Unpicklable", "BudgetExhausted", "Garbled", "Strange"]
+    for (kind, message), (other_kind, words) in zip(main[1:5], other[1:5], strict=True):
+        assert other_kind == "TrainerError"
+        assert words.startswith(f"the main rank failed: {kind}: {message} ("), words
+    assert main[5] == other[5]
+    assert "pickle" in main[5][1], "a value that cannot be sent is an error on all ranks too"
+    assert main[6] == other[6] == [None, ["a value"]]
