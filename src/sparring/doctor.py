@@ -10,9 +10,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from sparring.display import open_console
 from sparring.errors import SparringError
 from sparring.sandbox import Sandbox, SandboxProvider, SandboxSpec, open_provider
 from sparring.sandbox.cgroup import cgroup_bases
@@ -130,7 +130,7 @@ def doctor(argv: Sequence[str] = ()) -> int:
     if arguments.json:
         print(json.dumps({"auto": usable[0] if usable else None, **found}, indent=1))
         return 0 if usable else 1
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = open_console()
     for kind, findings in found.items():
         table = Table(show_header=False, box=None, title=kind, title_justify="left", title_style="bold")
         for what, value in findings.items():
@@ -138,7 +138,8 @@ def doctor(argv: Sequence[str] = ()) -> int:
         console.print(table)
         console.print()
     if usable:
-        console.print(f"sandbox=auto takes {usable[0]}.")
+        console.print(f"sandbox=auto takes {usable[0]}.", highlight=False)
     else:
-        console.print("sandbox=auto refuses: nothing here isolates. Start a Docker daemon, or install bubblewrap.")
+        advice = "sandbox=auto refuses: nothing here isolates. Start a Docker daemon, or install bubblewrap."
+        console.print(advice, highlight=False)
     return 0 if usable else 1
