@@ -69,8 +69,8 @@ class WeightPublisher:
         return self.publications[-1]
 
     def init_weight_transfer(self) -> None:
-        """Have the worker's loop and the engine start. The first weights wait until they have."""
-        self._worker.begin_opening()
+        """Make sure that the worker's loop and the engine run."""
+        self._worker.open()
 
     def pause(self) -> None:
         """Nothing yet: the engine decodes on until the weights are ready to load."""
@@ -91,7 +91,6 @@ class WeightPublisher:
 
     def _send(self, weights: WeightSource) -> None:
         version = self.next_version
-        self._worker.open()
         staged = self._drive(f"stage the weights of version {version}", self._engine.stage_weights(version, weights))
         self._paused_at = time.monotonic()
         self._drive("pause for new weights", self._engine.pause("keep"))

@@ -88,8 +88,17 @@ class AdapterEndpoints:
             return _answer(str(error))
         if (config["r"], config["lora_alpha"]) != (self._lora.rank, self._lora.alpha):
             return _answer(f"the rank and alpha of {name} are not those that this stand-in was started with")
-        self._adapters[name] = tensors
+        missing = [key for key in (k.replace("q_proj", "v_proj") for k in tensors) if key not in tensors]
+        if missing:
+            return _answer(repr(missing[0]))  # as the original, which stacks the two
+        self._adapters[name] = {key: tensor for key, tensor in tensors.items() if self._adapts(key)}
         return _answer(None)
+
+    def _adapts(self, key: str) -> bool:
+        """Whether the engine's adapter is beside this layer too: it takes no other tensors."""
+        assert self._lora is not None
+        targets = self._lora.target_modules
+        return targets == "all-linear" or key.split(".lora_")[0].rpartition(".")[2] in targets
 
     async def _unload(self, request: Request) -> Response:
         name = (await request.json())["lora_name"]

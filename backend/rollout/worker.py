@@ -7,7 +7,6 @@ import itertools
 import logging
 import queue
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -86,8 +85,7 @@ class RolloutWorker:
             engine=engine, player=self._player, sampler=sampler, config=config, buffer=buffer
         )
         self._thread = LoopThread("sparring-rollouts")
-        self._opening: Future[None] | None = None
-        self._starting: asyncio.Task[None] | None = None
+        self._opened = False
         self._stopped = False
         self._version = 0
         self._joined_at: int | None = None
@@ -101,21 +99,18 @@ class RolloutWorker:
         """Of the weights that were published last."""
         return self._version
 
-    def begin_opening(self) -> None:
-        """Start the loop, and the engine on it, once; `open` waits for it, and says what went wrong."""
-        if self._opening is None:
-            self._thread.start()
-            self._opening = self._thread.submit(self._start_parts(), _START_TIMEOUT_S)
-
     def open(self) -> None:
         """Start the loop and the engine, once; later calls do nothing.
 
         Raises:
             EngineError: the engine did not start.
         """
-        self.begin_opening()
-        assert self._opening is not None
-        self._thread.wait(self._opening, _START_TIMEOUT_S)  # no look at the loop: loading may well block it
+        if not self._opened:
+            self._thread.start()
+            self._opened = True
+            self._thread.run(self._engine.start(), _START_TIMEOUT_S)  # loading may well block the loop
+            if self._server is not None:
+                self._thread.run(self._server.start(), _START_TIMEOUT_S)
 
     def start(self) -> None:
         """Let groups begin, at the version published last.
@@ -155,7 +150,7 @@ class RolloutWorker:
         if self._scheduler.failure is not None:
             raise self._scheduler.failure
         if not self._thread.alive:
-            state = "was stopped" if self._stopped else "has died" if self._opening else "is not open yet"
+            state = "was stopped" if self._stopped else "has died" if self._opened else "is not open yet"
             raise TrainerError(f"the thread of the rollout worker {state}")
         self._check_loop(stale_after_s)
 
@@ -263,12 +258,6 @@ class RolloutWorker:
         wait = partial(self._thread.wait, check=self.check_health)
         return RunningEvaluation(version, len(specs), timeout_s, future, wait)
 
-    async def _start_parts(self) -> None:
-        self._starting = asyncio.current_task()
-        await self._engine.start()
-        if self._server is not None:
-            await self._server.start()
-
     async def _owned(self, evaluation: Coroutine[Any, Any, T]) -> T:
         """So that `stop` ends it, should nobody wait for it any more."""
         task = asyncio.current_task()
@@ -310,9 +299,6 @@ class RolloutWorker:
             self._joined_at = self._version
 
     async def _shut_down(self, timeout_s: float) -> None:
-        if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.wait({self._starting}, timeout=timeout_s)
         evaluating = set(self._evaluating)
         for task in evaluating:
             task.cancel()

@@ -33,27 +33,29 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
         layer.compile(dynamic=True, backend=backend)
 
 
-def compile_ahead(model: PreTrainedModel, device: torch.device | str) -> None:
+def compile_ahead(model: PreTrainedModel, device: torch.device | str, tokens: int) -> None:
     """Have the compiler work now, on a made-up row, and not when the first step is waited for.
 
-    Where parameters are sharded, all ranks call this.
+    Args:
+        tokens: about so many the row has. Small ones get other code than large ones.
     """
     model.train()
-    model(row=_any_row(model.config.get_text_config().vocab_size).to(device)).logprobs.sum().backward()
+    model(row=_any_row(model.config.get_text_config().vocab_size, tokens).to(device)).logprobs.sum().backward()
     model.zero_grad(set_to_none=True)
 
 
-def _any_row(vocabulary: int) -> PackedRow:
+def _any_row(vocabulary: int, tokens: int) -> PackedRow:
     """Sequences that share a prompt. No two of the row's sizes are equal: the compiler would take them for one."""
     random = np.random.default_rng(0)
     prompt = random.integers(0, vocabulary, 37)
     samples = []
-    for index, answer in enumerate((13, 29, 50)):
-        tokens = np.concatenate([prompt, random.integers(0, vocabulary, answer)])
-        size = len(tokens)
+    for index in range(max(3, tokens // 125)):
+        answer = 50 + index % 101
+        ids = np.concatenate([prompt, random.integers(0, vocabulary, answer)])
+        size = len(ids)
         samples.append(
             Sample(
-                token_ids=tokens,
+                token_ids=ids,
                 action_mask=np.arange(size) >= len(prompt),
                 behaviour_logprobs=np.zeros(size, np.float32),
                 advantages=np.zeros(size),

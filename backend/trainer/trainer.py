@@ -453,12 +453,12 @@ class AgentTrainer(AsyncGRPOTrainer):
             self._metrics_file = MetricsFile(self._run_dir / "metrics.jsonl", resume_from)
             self._sinks = Sinks(self.run_config, self._run_dir, resume_from)
             self._publisher.init_weight_transfer()
-        if self.run_config.trainer.compile:
-            compile_ahead(self._policy, self.args.device)  # while the engine starts
         self.publish()
         sequences = self._ranks.from_main(lambda: self._probe_sequences and self._probe_sequences())
         if sequences is not None and (self._main or self._ranks.sharded):
             self.drift = probe(self._policy, sequences, self.run_config, device=self.args.device)
+        if self.run_config.trainer.compile:
+            compile_ahead(self._policy, self.args.device, self.run_config.trainer.token_budget)
         self._evaluate_now(step)
         if self._main and step < self.state.max_steps:
             self._source.start()

@@ -233,6 +233,12 @@ if REAL:  # what only a GPU can show
         del held
 
     async def test_a_server_that_runs_out_of_memory_as_it_starts_says_what_to_do(folder, tmp_path):
-        options = ServerOptions(python=REAL, memory_fraction=0.01, max_running=4, extra=("--max-total-tokens", "9" * 9))
+        options = ServerOptions(
+            python=REAL,
+            memory_fraction=0.01,
+            max_running=4,
+            extra=("--max-total-tokens", "9" * 9),
+            environment={"PYTHONPATH": os.environ.get("SPARRING_SGLANG_PATH", "")},
+        )
         with pytest.raises(EngineError, match=r"engine\.memory_fraction"):
             await SGLangServer(folder, options, max_length=64, log_path=tmp_path / "log").start()

@@ -30,6 +30,7 @@ from sparring.errors import ConfigError, EngineError
 __all__ = ["AdapterLoader", "StagedAdapter", "served_modules"]
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
+_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _UNLOAD_S = 30.0
 
 
@@ -137,6 +138,12 @@ class AdapterLoader:
         """As PEFT does. Targets are the last parts of the layers' names: SGLang knows no others."""
         kind = getattr(torch, self._layout.dtype)
         written = {f"{FILE_PREFIX}{name}": t.detach().to("cpu", kind).contiguous() for name, t in tensors.items()}
+        layers = layers + [partner for layer in layers for partner in self._partners(layer) if partner not in layers]
+        for layer in layers:
+            if layer + _A not in tensors:
+                outputs, inputs = self._layout.shapes[f"{layer}.weight"]
+                written[f"{FILE_PREFIX}{layer}{_A}"] = torch.zeros(self._lora.rank, inputs, dtype=kind)
+                written[f"{FILE_PREFIX}{layer}{_B}"] = torch.zeros(outputs, self._lora.rank, dtype=kind)
         save_file(written, folder / ADAPTER_FILE, metadata={"format": "pt"})
         config: dict[str, Any] = {
             "peft_type": "LORA",
@@ -151,6 +158,12 @@ class AdapterLoader:
             "inference_mode": True,
         }
         (folder / "adapter_config.json").write_text(json.dumps(config))
+
+    def _partners(self, layer: str) -> list[str]:
+        """The layers that SGLang computes with this one: an adapter beside it must have them too, or is misread."""
+        parent, _, last = layer.rpartition(".")
+        together = next((group for group in _TOGETHER if last in group), (last,))
+        return [f"{parent}.{name}" for name in together if f"{parent}.{name}.weight" in self._layout.shapes]
 
 
 def served_modules(layout: WeightLayout, lora: LoraConfig) -> list[str]:

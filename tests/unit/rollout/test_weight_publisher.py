@@ -1,7 +1,6 @@
 """Publishing weights: decoding goes on afterwards, whatever happened."""
 
 import asyncio
-import threading
 
 import pytest
 
@@ -59,55 +58,3 @@ def test_an_update_without_end_is_given_up(make_rig):
     with pytest.raises(EngineError, match=r"no end after 0\.05 s"):
         rig.publisher.publish(1, tensors())
     assert not rig.engine._paused
-
-
-def test_the_engine_starts_while_the_trainer_does_something_else(make_rig):
-    rig = make_rig()
-    begun, go_on = threading.Event(), threading.Event()
-    start = rig.engine.start
-
-    async def slow():
-        begun.set()
-        await asyncio.to_thread(go_on.wait, 5)
-        await start()
-
-    rig.engine.start = slow
-    rig.publisher.init_weight_transfer()
-    assert begun.wait(5)
-    go_on.set()
-    assert rig.publisher.publish(1, tensors()).version == rig.engine.version == 1
-
-
-def test_an_engine_that_did_not_start_is_told_by_the_first_weights(make_rig):
-    rig = make_rig()
-
-    async def fail():
-        raise EngineError("no such GPU")
-
-    rig.engine.start = fail
-    rig.publisher.init_weight_transfer()
-    for _ in range(2):
-        with pytest.raises(EngineError, match="no such GPU"):
-            rig.publisher.publish(0, tensors())
-
-
-def test_a_worker_that_is_stopped_ends_the_start_of_its_engine(make_rig):
-    rig = make_rig()
-    begun, ended = threading.Event(), []
-
-    async def for_ever():
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0.01)
-            ended.append("start")
-
-    async def stop():
-        ended.append("stop")
-
-    rig.engine.start, rig.engine.stop = for_ever, stop
-    rig.worker.begin_opening()
-    assert begun.wait(5)
-    rig.worker.stop()
-    assert ended == ["start", "stop"]
