@@ -12,6 +12,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from sparring.agents.policy import Outcome
 from sparring.agents.process import Finished, run_program
+from sparring.agents.program import check_program
 from sparring.agents.remote import served_at
 from sparring.envs import ChatEnv
 from sparring.errors import AgentError, ConfigError
@@ -57,17 +58,24 @@ class BlackBoxPolicy:
         environ: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
     ) -> None:
-        if not command:
-            raise ConfigError("a black box needs a command")
+        if not command or isinstance(command, str):
+            raise ConfigError("a black box needs a command as a list, such as [python3, agent.py]")
         self._command = tuple(part.replace(_PYTHON, sys.executable) for part in command)
         self._task, self._environ, self._cwd = task, dict(environ or {}), cwd
+
+    def check_start(self) -> None:
+        """
+        Raises:
+            ConfigError: the program is not there, or is a Python that lacks its script or what that imports.
+        """
+        check_program(self._command, {**_own_environ(), **self._environ}, self._cwd, "the black box's command")
 
     async def play(self, env: ChatEnv, client: ChatClient) -> Outcome:
         base_url = served_at(client)
         if not isinstance(client, _RecordedClient):
             raise ConfigError(f"a black box is followed through the recorder, and {type(client).__name__} is none")
         environ = {
-            **{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ},
+            **_own_environ(),
             "OPENAI_BASE_URL": base_url,
             "OPENAI_API_KEY": client.api_key,
             "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
@@ -95,6 +103,10 @@ class BlackBoxPolicy:
             path.write_text(task, encoding="utf-8")
             command = [part.replace(_TASK_FILE, str(path)) for part in self._command]
             return await run_program(command, "", environ, self._cwd)
+
+
+def _own_environ() -> dict[str, str]:
+    return {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
 
 
 def _task_text(env: ChatEnv, form: str) -> str:

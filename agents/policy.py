@@ -25,7 +25,11 @@ class Outcome:
 
 
 class Policy(Protocol):
-    """Plays episodes, one or many at a time: state of an episode belongs into `play`."""
+    """Plays episodes, one or many at a time: state of an episode belongs into `play`.
+
+    A policy may have a method `check_start()`, too, which raises ConfigError where it knows before the first episode
+    that it cannot play: it is called before anything is prepared.
+    """
 
     async def play(self, env: ChatEnv, client: ChatClient) -> Outcome:
         """Play one episode of an environment that has been reset, to its end.

@@ -14,6 +14,7 @@ from gymnasium.envs.registration import load_env_creator
 from sparring.agents.policy import Outcome, Policy
 from sparring.envs import ChatEnv
 from sparring.errors import AgentError, BudgetExhausted, ConfigError, SparringError, described
+from sparring.extras import lacking
 from sparring.plugins import load_module
 from sparring.spelling import did_you_mean
 from sparring.types import ChatClient, EpisodeResult, EpisodeSpec, Failure, RunEpisode, StopReason
@@ -40,7 +41,9 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any]) -> ChatEnv:
     except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
         if isinstance(error, TypeError):
             _check_arguments(env_id, env_kwargs)
-        raise ConfigError(f"cannot make environment {env_id!r} with {dict(env_kwargs)}: {error}") from error
+        raise ConfigError(
+            f"cannot make environment {env_id!r} with {dict(env_kwargs)}: {lacking(error) or error}"
+        ) from error
     if not isinstance(env, ChatEnv):
         raise ConfigError(f"environment {env_id!r} is a {type(env).__name__}, not a sparring.envs.ChatEnv")
     return env

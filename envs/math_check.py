@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib.util
 import json
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 
 from sparring.envs.loop import private_loop, spawn
 from sparring.errors import ConfigError, TaskError
+from sparring.extras import missing
 
 __all__ = ["answers_equal", "require_math_verify"]
 
@@ -26,8 +26,8 @@ _MAX_CHARACTERS = 200  # a longer answer is no number, whatever it evaluates to
 @functools.cache  # every episode has an environment of its own, and the search costs as much as the rest of its making
 def require_math_verify() -> None:
     """Raises ConfigError where math-verify is not installed."""
-    if importlib.util.find_spec("math_verify") is None:
-        raise ConfigError("checking answers needs math-verify: pip install 'sparring[tasks]'")
+    if lack := missing(["math_verify"], "checking answers"):
+        raise ConfigError(lack)
 
 
 async def answers_equal(gold: str, answer: str, *, timeout_s: float = 10.0) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from sparring.extras import installed
 from sparring.sandbox.cgroup import cgroup_bases
 from sparring.sandbox.owner import Owner
 from sparring.sandbox.reaper import OWNER_LABEL
@@ -30,11 +31,13 @@ def left_over(owners: Iterable[Owner | None], host: str | None = None) -> dict[s
 
 
 def _in_docker(owners: set[str], host: str | None) -> dict[str, list[str]]:
-    try:
-        import docker
+    if not installed("docker"):
+        return {}
+    import docker
 
+    try:
         api: Any = docker.APIClient(base_url=host or os.environ.get("DOCKER_HOST"), version="auto", timeout=30)
-    except (ImportError, docker.errors.DockerException):
+    except docker.errors.DockerException:
         return {}
     labelled = {"label": OWNER_LABEL}
     with contextlib.closing(api):

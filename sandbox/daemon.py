@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from sparring.errors import SandboxError
+from sparring.extras import missing
 
 __all__ = ["ContainerGone", "DockerDaemon"]
 
@@ -40,10 +41,10 @@ class DockerDaemon:
         Raises:
             SandboxError: no answer, too old, TLS, or no docker SDK.
         """
-        try:
-            import docker
-        except ImportError:
-            raise SandboxError("the docker SDK is not installed: pip install 'sparring[docker]'") from None
+        if lack := missing(["docker"], "a sandbox in Docker"):
+            raise SandboxError(lack)
+        import docker
+
         if not self.host.startswith(("unix://", "tcp://", "http://")) or os.environ.get("DOCKER_TLS_VERIFY"):
             raise SandboxError(f"DOCKER_HOST={self.host}: only unix:// and plain tcp://; tunnel its socket by ssh")
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from sparring.backend.engines.base import SamplingParams
 from sparring.backend.gateway.budget import Budget
 from sparring.errors import BudgetExhausted, ConfigError, EngineError, GatewayError
+from sparring.extras import missing
 from sparring.types import ChatClient, ChatReply, Message, StopReason, TokenSequence, ToolCall, Usage
 
 __all__ = ["Endpoint", "EndpointRecord", "EndpointSession"]
@@ -39,10 +40,10 @@ class Endpoint:
     """
 
     def __init__(self, model: str, *, base_url: str, api_key: str, sampling: SamplingParams) -> None:
-        try:
-            from openai import AsyncOpenAI
-        except ImportError as error:
-            raise ConfigError("an endpoint needs the openai client: pip install 'sparring[gateway]'") from error
+        if lack := missing(["openai"], "an endpoint"):
+            raise ConfigError(lack)
+        from openai import AsyncOpenAI
+
         self.model, self.base_url, self.sampling = model, base_url, sampling
         self._api_key = api_key
         self._client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=_RETRIES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from typing import Any
 
@@ -12,6 +11,7 @@ from transformers import PreTrainedModel
 
 from sparring.config import TrainerConfig
 from sparring.errors import ConfigError
+from sparring.extras import missing
 
 __all__ = ["check_optimizer", "make_optimizer", "plain_optimizer"]
 
@@ -21,8 +21,8 @@ def check_optimizer(knobs: TrainerConfig) -> None:
     Raises:
         ConfigError: its package is not installed; it says how to.
     """
-    if knobs.optimizer == "adamw_8bit" and importlib.util.find_spec("bitsandbytes") is None:
-        raise ConfigError("trainer.optimizer=adamw_8bit needs what is not installed: pip install bitsandbytes")
+    if knobs.optimizer == "adamw_8bit" and (lack := missing(["bitsandbytes"], "trainer.optimizer=adamw_8bit")):
+        raise ConfigError(lack)
 
 
 def make_optimizer(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 
 from sparring.config import RunConfig
 from sparring.errors import ConfigError
+from sparring.extras import missing
 
 __all__ = ["Sinks", "check_sinks"]
 
@@ -36,11 +36,8 @@ def check_sinks(names: Sequence[str]) -> None:
     Raises:
         ConfigError: the package of one of them is not installed; it says how to.
     """
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"trainer.report_to={list(names)} needs what is not installed: pip install {' '.join(missing)}"
-        )
+    if lack := missing(names, f"trainer.report_to={list(names)}"):
+        raise ConfigError(lack)
 
 
 class Sinks:

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from sparring.envs.tau2.transcript import Call, Entry
 from sparring.errors import ConfigError, EngineError
+from sparring.extras import missing
 from sparring.types import ChatReply, Message, ToolCall, Usage
 
 __all__ = ["STOP_WORDS", "ChatModel", "ModelUser", "OpenAIModel", "User", "UserSide"]
@@ -118,10 +119,10 @@ class OpenAIModel:
         self, model: str, *, base_url: str | None = None, api_key_env: str = "OPENAI_API_KEY", temperature: float = 0.0,
         max_retries: int = 3, **more: Any,
     ) -> None:  # fmt: skip
-        try:
-            from openai import AsyncOpenAI
-        except ImportError as error:
-            raise ConfigError("a model as the user needs the openai client: pip install 'sparring[gateway]'") from error
+        if lack := missing(["openai"], "a model as the user"):
+            raise ConfigError(lack)
+        from openai import AsyncOpenAI
+
         if "api_key" in more:
             raise ConfigError("put the key into an environment variable and name it by api_key_env")
         self.name = model

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from sparring.errors import ConfigError, SparringError
+from sparring.extras import lacking
 from sparring.spelling import did_you_mean
 from sparring.types import EPISODE_STATES
 
@@ -35,6 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return arguments.command(arguments)
     except SparringError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ImportError as error:  # of a package that a bare `pip install sparring` leaves out
+        if (lack := lacking(error)) is None:
+            raise
+        print(f"error: {lack}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -7,6 +7,8 @@ import sys
 import traceback
 from types import FrameType
 
+from sparring.extras import lacking
+
 __all__ = [
     "AgentError",
     "BudgetExhausted",
@@ -74,9 +76,7 @@ class GatewayError(SparringError):
 
     kind = "gateway"
 
-    def __init__(
-        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
@@ -112,11 +112,11 @@ def described(error: BaseException) -> str:
 
     The place is the innermost frame outside sparring, the standard library and installed packages; where there is
     none, the innermost of all. Of a file that is not Python it is where it ceases to be. Of the file it tells the name
-    alone.
+    alone. Of an import that failed for want of a package of ours it tells how to install it.
     """
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{type(error).__name__}: {error.msg} ({os.path.basename(error.filename)}:{error.lineno})"
-    text = f"{type(error).__name__}: {error}"
+    text = lacking(error) or f"{type(error).__name__}: {error}"
     frames = list(traceback.walk_tb(error.__traceback__))
     if not frames:
         return text

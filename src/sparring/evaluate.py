@@ -22,7 +22,7 @@ from sparring.eval_display import EvalProgress, print_results
 from sparring.eval_log import EvalLog
 from sparring.eval_subject import Subject, find_subject
 from sparring.evaluation import EvalEpisode
-from sparring.preflight import check_engine
+from sparring.preflight import check_engine, check_packages
 from sparring.wiring import make_engine, make_policy, sampling_params, set_torch_environment, sigterm_as_interrupt
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def evaluate(request: EvalRequest) -> int:
         SparringError: what ended the evaluation; `out` keeps what was played.
     """
     _check(request)
+    check_packages("an evaluation", remote=bool(request.base_url))
     console = open_console()
     subject = find_subject(
         request.model, request.envs[0].id if request.envs else "", _overrides(request), remote=bool(request.base_url)
@@ -85,11 +86,12 @@ def evaluate(request: EvalRequest) -> int:
     envs = request.envs or subject.config.env.parts
     plans = [_plan(env, request, subject.config.seed) for env in envs]
     sampling = _sampling(request, subject)
-    log = EvalLog(request.out, _settings(request, subject, sampling), overwrite=request.overwrite)
     set_torch_environment(subject.config)
+    policy = make_policy(subject.config)
+    log = EvalLog(request.out, _settings(request, subject, sampling), overwrite=request.overwrite)
     try:
         with sigterm_as_interrupt():
-            asyncio.run(_Evaluation(request, subject, sampling, log, console).play(plans))
+            asyncio.run(_Evaluation(request, subject, policy, sampling, log, console).play(plans))
     except KeyboardInterrupt:
         kept = f"the same command goes on with the {len(log.episodes)} episodes in {log.path}"
         console.print(f"stopped; {kept if log.path else 'nothing is kept without --out'}", highlight=False)
@@ -148,6 +150,7 @@ class _Evaluation:
 
     request: EvalRequest
     subject: Subject
+    policy: Policy
     sampling: SamplingParams
     log: EvalLog
     console: Console
@@ -158,26 +161,23 @@ class _Evaluation:
         if not any(missing.values()):
             return
         self.console.print(f"preparing {self.subject.name}", highlight=False)
-        policy = make_policy(self.subject.config)
         async with self._sessions() as sessions:
             for plan in plans:
                 if missing[plan.name]:
-                    await self._play_plan(plan, missing[plan.name], sessions, policy)
+                    await self._play_plan(plan, missing[plan.name], sessions)
 
     def _missing(self, plan: _Plan) -> list[tuple[GroupSpec, int]]:
         played = (self.log.episodes.get(key) for key in plan.keys)
         return [m for m, e in zip(plan.members, played, strict=True) if e is None or e.failure is not None]
 
-    async def _play_plan(
-        self, plan: _Plan, missing: Sequence[tuple[GroupSpec, int]], sessions: Sessions, policy: Policy
-    ) -> None:
+    async def _play_plan(self, plan: _Plan, missing: Sequence[tuple[GroupSpec, int]], sessions: Sessions) -> None:
         from sparring.backend.rollout.episode import EpisodePlayer
         from sparring.backend.rollout.evaluation import play_evaluation
         from sparring.backend.rollout.scheduler import ATTEMPTS
 
         rollout = self.subject.config.rollout
         runner = make_runner(
-            plan.env.id, plan.env.kwargs, policy, max_turns=rollout.max_turns, timeout_s=rollout.episode_timeout_s
+            plan.env.id, plan.env.kwargs, self.policy, max_turns=rollout.max_turns, timeout_s=rollout.episode_timeout_s
         )
 
         unsettled = {(plan.name, group.task_id, member) for group, member in missing}

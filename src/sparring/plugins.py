@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from sparring.errors import ConfigError, SparringError, described
+from sparring.extras import lacking
 
 __all__ = ["call_factory", "load_attribute", "load_module"]
 
@@ -44,7 +45,7 @@ def load_module(source: str, key: str) -> ModuleType:
         raise
     except Exception as error:  # whatever the user's code raises
         missing = isinstance(error, ModuleNotFoundError) and f"{source}.".startswith(f"{error.name}.")
-        what = str(error) if missing else f"importing {source} failed: {described(error)}"
+        what = (lacking(error) or str(error)) if missing else f"importing {source} failed: {described(error)}"
         raise ConfigError(f"{key}: {what}") from error
 
 

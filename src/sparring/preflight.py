@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 from sparring.backend.models import check_model
-from sparring.config import EngineConfig, RunConfig
+from sparring.config import EngineConfig, RunConfig, TrainerConfig
 from sparring.errors import ConfigError
+from sparring.extras import EXTRAS, missing
 
-__all__ = ["check_engine", "check_start"]
+__all__ = ["check_engine", "check_packages", "check_start"]
 
 # Device nodes of NVIDIA's driver, of AMD's, of either under WSL, and of NVIDIA's boards: torch calls each of them cuda.
 _GPU_NODES = ("nvidia[0-9]*", "kfd", "dxg", "nvhost-gpu")
@@ -22,23 +23,54 @@ _PYTHON_TIMEOUT_S = 30.0
 def check_start(config: RunConfig) -> None:
     """
     Raises:
-        ConfigError: there is no such model; or as `check_engine`; or no GPU to train on, where one is asked for.
+        ConfigError: a package is not installed; there is no such model; or as `check_engine`; or no GPU to train on,
+            where one is asked for.
     """
+    check_packages("a run")
+    _check_choices(config.trainer)
     check_model(config.model.path)
     check_engine(config.engine)
     _check_device("trainer.device", config.trainer.device)
 
 
+def check_packages(what: str, *, remote: bool = False) -> None:
+    """
+    Args:
+        what: needs them, in the error.
+        remote: it samples from an endpoint, by HTTP alone.
+
+    Raises:
+        ConfigError: those that `what` needs besides the command line's own are not all there.
+    """
+    # matplotlib draws the last file of a run: no hour to find it missing.
+    modules = (*EXTRAS["gateway"], *(() if remote else ("torch", "transformers", "accelerate", "trl", "matplotlib")))
+    if lack := missing(modules, what, extra="gateway" if remote else "train"):
+        raise ConfigError(lack)
+
+
+def _check_choices(knobs: TrainerConfig) -> None:
+    choices = {
+        "trainer.lora": ["peft"] if knobs.lora is not None else [],
+        f"trainer.optimizer={knobs.optimizer}": ["bitsandbytes"] if knobs.optimizer == "adamw_8bit" else [],
+        f"trainer.report_to={knobs.report_to}": knobs.report_to,
+    }
+    for what, modules in choices.items():
+        if lack := missing(modules, what):
+            raise ConfigError(lack)
+
+
 def check_engine(knobs: EngineConfig) -> None:
     """
     Raises:
-        ConfigError: servers are to be started, and there is no GPU for them, or no Python that has them; or the
-            embedded engine is to sample on a GPU that is not there.
+        ConfigError: servers are to be started, and there is no GPU for them, or no Python that has them; or there is
+            nothing to speak to servers with; or the embedded engine is to sample on a GPU that is not there.
     """
     if knobs.type == "torch":
-        _check_device("engine.device", knobs.device)
-    elif not knobs.urls:
+        return _check_device("engine.device", knobs.device)
+    if not knobs.urls:
         _check_servers(knobs)
+    if lack := missing(["aiohttp"], f"engine.type={knobs.type}", extra=knobs.type):
+        raise ConfigError(lack)
 
 
 def _check_servers(knobs: EngineConfig) -> None:

@@ -86,16 +86,12 @@ class _Run:
         from sparring.backend.models import resolve_model
         from sparring.backend.objectives import load_objective
         from sparring.backend.rollout import RolloutWorker
-        from sparring.backend.trainer.optimizer import check_optimizer
         from sparring.backend.trainer.policy import refuse_truncated_sampling
-        from sparring.backend.trainer.sinks import check_sinks
         from sparring.backend.weights import LendingWorker
 
         sampler = make_sampler(self.sources, config)
         load_objective(config.objective.name, config.objective.kwargs)  # an error in it is told before anything starts
         refuse_truncated_sampling(config.sampling)
-        check_optimizer(config.trainer)
-        check_sinks(config.trainer.report_to)
         console.print(f"run folder {directory.root}; preparing the model {config.model.path}", highlight=False)
         model = resolve_model(config.model.path)
         self.chat = ChatFormat.load(

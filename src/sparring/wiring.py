@@ -23,10 +23,17 @@ __all__ = ["make_engine", "make_policy", "sampling_params", "set_torch_environme
 
 
 def make_policy(config: RunConfig) -> Policy:
+    """
+    Raises:
+        ConfigError: there is no such policy, or it cannot play.
+    """
     if config.agent.policy == "native":
         return NativePolicy()
     make = load_attribute(config.agent.policy, "agent.policy")
-    return call_factory(make, config.agent.kwargs, f"agent.kwargs of {config.agent.policy!r}")
+    policy: Policy = call_factory(make, config.agent.kwargs, f"agent.kwargs of {config.agent.policy!r}")
+    if callable(check := getattr(policy, "check_start", None)):
+        check()
+    return policy
 
 
 def make_engine(config: RunConfig, model: Path, logs: Path, *, lora: LoraConfig | None = None) -> Engine:

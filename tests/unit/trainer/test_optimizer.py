@@ -1,6 +1,7 @@
 """The optimizer with moments in bytes: what it keeps, that it learns as the other does, and that it resumes."""
 
-import importlib.util
+
+import sys
 
 import pytest
 import torch
@@ -72,7 +73,7 @@ def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(train, lora
 
 
 def test_without_its_package_it_is_refused_before_anything_starts(kit, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install bitsandbytes"):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ConfigError, match=r"pip install 'sparring\[bitsandbytes\]'"):
         check_optimizer(kit.make_config(optimizer="adamw_8bit").trainer)
     check_optimizer(kit.make_config().trainer)
