@@ -11,7 +11,7 @@ DEADLINE_S = 30
 
 
 class EngineContract:
-    """Fixtures to give: `engine`, started; `make_engine`, which makes a fresh one; `weights`, a source for an update.
+    """Fixtures to give: `make_engine`, which makes a fresh one; `weights`, a source for an update.
 
     Attributes:
         prompt: any tokens that the engine's model goes on from for long.
@@ -20,6 +20,17 @@ class EngineContract:
 
     prompt = (5, 6, 7, 8)
     max_length = 256
+
+    @pytest.fixture
+    async def engine(self, make_engine):
+        engine = make_engine()
+        await engine.start()
+        yield engine
+        await engine.stop()
+
+    async def arrived(self, engine: Engine, seen: list[int]) -> None:
+        """Returns when all that was sampled before a pause is in `seen`."""
+        await engine.health()
 
     async def test_a_completion_has_a_logprob_and_a_version_for_each_token(self, engine: Engine):
         completion = await engine.generate(self.prompt, SamplingParams(max_new_tokens=7))
@@ -49,9 +60,7 @@ class EngineContract:
         assert completion.finish_reason == "stop"
 
     async def test_alternatives_are_reported_for_each_token(self, engine: Engine):
-        completion = await engine.generate(
-            self.prompt, SamplingParams(max_new_tokens=3, temperature=0, top_logprobs=1)
-        )
+        completion = await engine.generate(self.prompt, SamplingParams(max_new_tokens=3, temperature=0, top_logprobs=1))
         assert completion.top_logprobs is not None
         assert [[token for token, _ in top] for top in completion.top_logprobs] == [[t] for t in completion.token_ids]
 
@@ -91,7 +100,7 @@ class EngineContract:
         await begun.wait()
         await engine.pause()
         late = asyncio.create_task(engine.generate(self.prompt, SamplingParams(max_new_tokens=2)))
-        await engine.health()  # what was sampled before the pause has arrived by now
+        await self.arrived(engine, seen)
         before = len(seen)
         for _ in range(20):
             await engine.health()
@@ -175,4 +184,3 @@ async def _settles(engine: Engine, running: int = 0) -> None:
             if (health.running, health.waiting) == (running, 0):
                 return
             await asyncio.sleep(0)
-

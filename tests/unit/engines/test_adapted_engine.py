@@ -31,13 +31,6 @@ class TestAnEngineWithAnAdapterKeepsTheContract(WeightContract):
         return lambda: TorchEngine(make_model(), **knobs, lora=LORA)
 
     @pytest.fixture
-    async def engine(self, make_engine):
-        engine = make_engine()
-        await engine.start()
-        yield engine
-        await engine.stop()
-
-    @pytest.fixture
     def weights(self, make_model):
         return lambda: adapter_of(make_model(), seed=1)
 

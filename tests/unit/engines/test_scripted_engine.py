@@ -16,13 +16,6 @@ class TestScriptedEngineKeepsTheContract(EngineContract):
         return lambda: ScriptedEngine(lambda prompt: range(1000), max_length=self.max_length)
 
     @pytest.fixture
-    async def engine(self, make_engine):
-        engine = make_engine()
-        await engine.start()
-        yield engine
-        await engine.stop()
-
-    @pytest.fixture
     def weights(self):
         return list
 

@@ -36,13 +36,6 @@ class TestTorchEngineKeepsTheContract(WeightContract):
         return lambda: TorchEngine(make_model(), slots=4, max_length=self.max_length, dtype="float32", device="cpu")
 
     @pytest.fixture
-    async def engine(self, make_engine):
-        engine = make_engine()
-        await engine.start()
-        yield engine
-        await engine.stop()
-
-    @pytest.fixture
     def weights(self, make_model):
         return lambda: list(make_model(seed=1).named_parameters())
 

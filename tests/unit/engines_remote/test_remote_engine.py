@@ -1,4 +1,4 @@
-"""The SGLang engine over HTTP, against a server whose tokens are scripted."""
+"""What engines on servers keep, over HTTP, against each kind of server with scripted tokens."""
 
 import asyncio
 from pathlib import Path
@@ -8,55 +8,61 @@ import torch
 from safetensors.torch import load_file
 
 from sparring.backend.engines.base import SamplingParams
-from sparring.backend.engines.sglang import SGLangEngine
 from sparring.errors import EngineError
 
-COUNT = lambda prompt: range(prompt[-1] + 1, 10**6)  # noqa: E731  # goes on counting, so a cut request shows
+only_sglang = pytest.mark.parametrize("kind", ["sglang"], indirect=True)
+
+
+def count(prompt):
+    """Goes on counting, so a cut request shows."""
+    return range(prompt[-1] + 1, 10**6)
 
 
 async def until(condition) -> None:
-    """Wait for something that another process's or server's loop brings about."""
+    """Wait for something that the server's side brings about; that it does not is a failure."""
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110  # the scripted engine has no event to wait for
             await asyncio.sleep(0.002)
 
 
-async def test_a_completion_has_the_tokens_logprobs_and_versions_of_the_server(scripted_sglang):
-    async with scripted_sglang(COUNT) as (engine, _inner, fake):
+async def test_a_completion_has_the_tokens_logprobs_and_versions_of_the_server(scripted, kind):
+    async with scripted(count) as (engine, _inner, fake):
         completion = await engine.generate([1, 2], SamplingParams(max_new_tokens=3))
     assert completion.token_ids == [3, 4, 5]
     assert completion.logprobs == [-0.5] * 3
     assert completion.policy_versions == [0, 0, 0]
     assert completion.finish_reason == "length"
-    assert fake.bodies[0]["extra_key"].endswith(".v0")
+    assert fake.bodies[0][kind.salt].endswith(".v0")
 
 
-async def test_two_engines_on_one_server_share_no_cached_prefix(tiny_qwen3, scripted_sglang):
+async def test_two_engines_on_one_server_share_no_cached_prefix(kind, scripted, tiny_qwen3):
     """Their weights of one version differ: a second run on a server starts at version 0 again."""
-    async with scripted_sglang(COUNT) as (engine, _inner, fake):
+    async with scripted(count) as (engine, _inner, fake):
         await engine.generate([1, 2], SamplingParams(max_new_tokens=1))
-        other = SGLangEngine(tiny_qwen3, url=engine.url, max_length=1000)
+        other = kind.engine(tiny_qwen3, url=engine.url, max_length=1000)
         await other.start()
         await other.generate([1, 2], SamplingParams(max_new_tokens=1))
         await other.stop()
-    salts = {body["extra_key"] for body in fake.bodies}
+    salts = {body[kind.salt] for body in fake.bodies}
     assert len(salts) == 2
 
 
-async def test_a_stream_gives_each_token_once_and_then_the_completion(scripted_sglang):
-    async with scripted_sglang(COUNT) as (engine, *_):
+async def test_a_stream_gives_each_token_once_and_then_the_completion(scripted):
+    async with scripted(count) as (engine, *_):
         chunks = [chunk async for chunk in engine.stream([1], SamplingParams(max_new_tokens=4))]
     assert [token for chunk in chunks for token in chunk.token_ids] == [2, 3, 4, 5]
+    assert len(chunks) > 2, "as they come"
     assert chunks[-1].completion is not None
     assert chunks[-1].completion.token_ids == [2, 3, 4, 5]
+    assert chunks[-1].completion.logprobs == [-0.5] * 4
 
 
-@pytest.mark.parametrize("reports_versions", [True, False], ids=["hooked server", "plain server"])
+@pytest.mark.parametrize("reports_versions", [True, False], ids=["tells versions", "plain"])
 @pytest.mark.parametrize("streamed", [True, False], ids=["stream", "generate"])
 async def test_a_request_that_lives_through_an_update_has_each_tokens_version(
-    scripted_sglang, tiny_qwen3, reports_versions, streamed
+    scripted, kind, tiny_qwen3, reports_versions, streamed
 ):
-    async with scripted_sglang(COUNT, reports_versions=reports_versions, latency_s=0.002) as (engine, inner, fake):
+    async with scripted(count, reports_versions=reports_versions, latency_s=0.002) as (engine, inner, fake):
 
         async def ask():
             if not streamed:
@@ -69,18 +75,20 @@ async def test_a_request_that_lives_through_an_update_has_each_tokens_version(
         await engine.update_weights(7, tiny_qwen3)
         await engine.resume()
         completion = await asking
-        assert await engine.health()
+        health = await engine.health()
     assert completion.token_ids == list(range(2, 62)), "no token lost or said twice"
     assert completion.policy_versions == sorted(completion.policy_versions)
     assert set(completion.policy_versions) <= {0, 7}
     assert completion.policy_versions[-1] == 7
-    assert inner.version == engine.version == 7
-    if not reports_versions:
-        assert [body["extra_key"].rpartition(".")[2] for body in fake.bodies] == ["v0", "v7"]
+    assert (health.ok, health.version) == (True, 7)
+    assert engine.version == 7
+    assert [folder for _, folder in inner.updates] == [tiny_qwen3]
+    salts = [body[kind.salt].rpartition(".")[2] for body in fake.bodies]
+    assert salts == (["v0"] if reports_versions else ["v0", "v7"]), "where the server tells, it lives on in place"
 
 
-async def test_an_abort_ends_what_runs_and_lets_the_next_request_wait(scripted_sglang):
-    async with scripted_sglang(COUNT, latency_s=0.002) as (engine, inner, _):
+async def test_an_abort_ends_what_runs_and_lets_the_next_request_wait(scripted):
+    async with scripted(count, latency_s=0.002) as (engine, inner, _):
         running = asyncio.create_task(engine.generate([1], SamplingParams(max_new_tokens=10**5)))
         await until(lambda: inner._running)
         await engine.pause("abort")
@@ -92,8 +100,8 @@ async def test_an_abort_ends_what_runs_and_lets_the_next_request_wait(scripted_s
         assert (await waiting).token_ids == [2, 3]
 
 
-async def test_a_caller_that_leaves_aborts_its_request_on_the_server(scripted_sglang):
-    async with scripted_sglang(COUNT, latency_s=0.002) as (engine, inner, _):
+async def test_a_caller_that_leaves_aborts_its_request_on_the_server(scripted):
+    async with scripted(count, latency_s=0.002) as (engine, inner, _):
         asking = asyncio.create_task(engine.generate([1], SamplingParams(max_new_tokens=10**5)))
         await until(lambda: inner._running)
         asking.cancel()
@@ -102,19 +110,19 @@ async def test_a_caller_that_leaves_aborts_its_request_on_the_server(scripted_sg
         await until(lambda: not inner._running)
 
 
-async def test_closing_a_stream_aborts_its_request_on_the_server(scripted_sglang):
-    async with scripted_sglang(COUNT, latency_s=0.002) as (engine, inner, _):
+async def test_closing_a_stream_aborts_its_request_on_the_server(scripted):
+    async with scripted(count, latency_s=0.002) as (engine, inner, _):
         stream = engine.stream([1], SamplingParams(max_new_tokens=10**5))
         await anext(stream)
         await stream.aclose()
         await until(lambda: not inner._running)
 
 
-async def test_new_tensors_reach_the_server_in_its_own_dtype_and_leave_no_copy_behind(scripted_sglang, tiny_qwen3):
+async def test_new_tensors_reach_the_server_in_its_own_dtype_and_leave_no_copy_behind(scripted, tiny_qwen3):
     tensors = {name: tensor + 1 for name, tensor in load_file(tiny_qwen3 / "model.safetensors").items()}
-    async with scripted_sglang(COUNT) as (engine, inner, _):
+    async with scripted(count) as (engine, inner, _):
         await engine.update_weights(1, tensors.items())
-        (version, folder), = inner.updates
+        ((version, folder),) = inner.updates
     assert version == 1
     assert not Path(folder).exists()  # noqa: ASYNC240
 
@@ -128,10 +136,10 @@ async def test_new_tensors_reach_the_server_in_its_own_dtype_and_leave_no_copy_b
     ],
     ids=["missing", "unknown", "shape"],
 )
-async def test_weights_that_do_not_fit_never_reach_the_server(scripted_sglang, tiny_qwen3, change, said):
+async def test_weights_that_do_not_fit_never_reach_the_server(scripted, tiny_qwen3, change, said):
     tensors = load_file(tiny_qwen3 / "model.safetensors")
     change(tensors)
-    async with scripted_sglang(COUNT) as (engine, inner, _):
+    async with scripted(count) as (engine, inner, _):
         with pytest.raises(EngineError) as refusal:
             await engine.update_weights(1, tensors.items())
         assert said in str(refusal.value)
@@ -139,44 +147,51 @@ async def test_weights_that_do_not_fit_never_reach_the_server(scripted_sglang, t
         assert engine.version == 0
 
 
-async def test_a_tied_head_may_be_among_the_tensors(scripted_sglang, tiny_qwen3):
+async def test_a_tied_head_may_be_among_the_tensors(scripted, tiny_qwen3):
     tensors = load_file(tiny_qwen3 / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    async with scripted_sglang(COUNT) as (engine, *_):
+    async with scripted(count) as (engine, *_):
         await engine.update_weights(1, tensors.items())
         assert engine.version == 1
 
 
-async def test_a_cut_distribution_asks_for_its_own_logprobs(scripted_sglang):
-    async with scripted_sglang(COUNT) as (engine, _inner, fake):
+@only_sglang
+async def test_a_cut_distribution_asks_for_its_own_logprobs(scripted):
+    async with scripted(count) as (engine, _inner, fake):
         await engine.generate([1], SamplingParams(max_new_tokens=2, top_p=0.9))
     assert fake.bodies[0]["return_sampling_mask"] is True
     assert fake.bodies[0]["sampling_params"]["top_k"] > 10**6, "SGLang gives them with a finite top_k alone"
 
 
-async def test_a_seed_is_refused_where_the_server_would_ignore_it(scripted_sglang):
-    async with scripted_sglang(COUNT, seeds=False) as (engine, *_):
+@only_sglang
+async def test_a_seed_is_refused_where_the_server_would_ignore_it(scripted):
+    async with scripted(count, seeds=False) as (engine, *_):
         with pytest.raises(EngineError, match=r"engine\.deterministic=true"):
             await engine.generate([1], SamplingParams(max_new_tokens=2, seed=1))
 
 
-async def test_a_prompt_that_fills_the_context_is_refused(scripted_sglang):
-    async with scripted_sglang(COUNT, max_length=4) as (engine, *_):
+async def test_a_prompt_that_fills_the_context_is_refused(scripted):
+    async with scripted(count, max_length=4) as (engine, *_):
         with pytest.raises(EngineError, match="leaves no room in a context of 4"):
             await engine.generate([1, 2, 3, 4], SamplingParams())
 
 
-async def test_a_dying_engine_behind_the_server_is_an_error_for_those_who_wait(scripted_sglang):
-    async with scripted_sglang(COUNT, latency_s=0.002) as (engine, inner, _):
+async def test_a_dying_engine_behind_the_server_is_an_error_for_those_who_wait(scripted):
+    async with scripted(count, latency_s=0.002) as (engine, inner, _):
         asking = asyncio.create_task(engine.generate([1], SamplingParams(max_new_tokens=10**5)))
-        await until(lambda: inner._running)
+        stream = engine.stream([1], SamplingParams(max_new_tokens=10**5))
+        await anext(stream)
+        await until(lambda: inner._running == 2)
         inner.crash("the GPU fell off")
         with pytest.raises(EngineError, match="the GPU fell off"):
             await asking
+        with pytest.raises(EngineError, match="the GPU fell off"):
+            async for _ in stream:
+                pass
 
 
-async def test_stop_fails_what_is_pending(scripted_sglang):
-    async with scripted_sglang(COUNT, latency_s=0.002) as (engine, inner, _):
+async def test_stop_fails_what_is_pending(scripted):
+    async with scripted(count, latency_s=0.002) as (engine, inner, _):
         asking = asyncio.create_task(engine.generate([1], SamplingParams(max_new_tokens=10**5)))
         await until(lambda: inner._running)
         await engine.stop()
@@ -186,25 +201,25 @@ async def test_stop_fails_what_is_pending(scripted_sglang):
             await engine.generate([1], SamplingParams())
 
 
-async def test_nothing_at_the_address_is_said(tiny_qwen3):
-    engine = SGLangEngine(tiny_qwen3, url="http://127.0.0.1:9", max_length=100)
+async def test_nothing_at_the_address_is_said(kind, tiny_qwen3):
+    engine = kind.engine(tiny_qwen3, url="http://127.0.0.1:9", max_length=100)
     with pytest.raises(EngineError, match=r"no server answers at http://127\.0\.0\.1:9"):
         await engine.start()
 
 
-async def test_another_model_on_the_server_is_refused(scripted_sglang, tiny_qwen3, tmp_path):
+async def test_another_model_on_the_server_is_refused(kind, scripted, tiny_qwen3, tmp_path):
     config = (tiny_qwen3 / "config.json").read_text().replace("Qwen3ForCausalLM", "LlamaForCausalLM")
     (tmp_path / "config.json").write_text(config)
     (tmp_path / "model.safetensors").symlink_to(tiny_qwen3 / "model.safetensors")
-    async with scripted_sglang(COUNT) as (engine, *_):
-        other = SGLangEngine(tmp_path, url=engine.url, max_length=100)
+    async with scripted(count) as (engine, *_):
+        other = kind.engine(tmp_path, url=engine.url, max_length=100)
         with pytest.raises(EngineError, match=r"holds Qwen3ForCausalLM .* this run is LlamaForCausalLM"):
             await other.start()
 
 
-async def test_weights_that_someone_else_published_are_a_fault(scripted_sglang, tiny_qwen3):
-    async with scripted_sglang(COUNT) as (engine, *_):
-        other = SGLangEngine(tiny_qwen3, url=engine.url, max_length=100)
+async def test_weights_that_someone_else_published_are_a_fault(kind, scripted, tiny_qwen3):
+    async with scripted(count) as (engine, *_):
+        other = kind.engine(tiny_qwen3, url=engine.url, max_length=100)
         await other.start()
         await other.update_weights(9, tiny_qwen3)
         health = await engine.health()
@@ -213,9 +228,9 @@ async def test_weights_that_someone_else_published_are_a_fault(scripted_sglang, 
         await other.stop()
 
 
-async def test_an_engine_that_is_not_live_streams_whole_answers(scripted_sglang, tiny_qwen3):
-    async with scripted_sglang(COUNT) as (live, _inner, fake):
-        engine = SGLangEngine(tiny_qwen3, url=live.url, max_length=100, live=False)
+async def test_an_engine_that_is_not_live_streams_whole_answers(kind, scripted, tiny_qwen3):
+    async with scripted(count) as (live, _inner, fake):
+        engine = kind.engine(tiny_qwen3, url=live.url, max_length=100, live=False)
         await engine.start()
         fake.bodies.clear()
         chunks = [chunk async for chunk in engine.stream([1], SamplingParams(max_new_tokens=4))]
@@ -224,15 +239,15 @@ async def test_an_engine_that_is_not_live_streams_whole_answers(scripted_sglang,
     assert [body["stream"] for body in fake.bodies] == [False]
 
 
-async def test_weights_that_were_staged_and_never_loaded_do_not_stand_in_for_others(scripted_sglang, tiny_qwen3):
+async def test_weights_that_were_staged_and_never_loaded_do_not_stand_in_for_others(scripted, tiny_qwen3):
     tensors = load_file(tiny_qwen3 / "model.safetensors")
-    async with scripted_sglang(COUNT) as (engine, inner, _):
+    async with scripted(count) as (engine, inner, _):
         await engine.stage_weights(5, tiny_qwen3)
         await engine.update_weights(5, tensors.items())
         staged = await engine.stage_weights(6, tiny_qwen3)
         with pytest.raises(EngineError, match="7 were not staged"):
             await engine.update_weights(7, staged)
         await engine.update_weights(6, staged)
-    assert [version for version, _ in inner.updates] == [5, 6]
-    assert inner.updates[0][1] != tiny_qwen3
-    assert inner.updates[1][1] == tiny_qwen3
+    first, second = (folder for _, folder in inner.updates)
+    assert first != tiny_qwen3
+    assert second == tiny_qwen3
