@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.errors import ConfigError, SparringError
 from sparring.extras import lacking
-from sparring.spelling import did_you_mean
+from sparring.spelling import did_you_mean, nearest
 from sparring.types import EPISODE_STATES
 
 if TYPE_CHECKING:
@@ -28,10 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.append(os.getcwd())
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and hasattr(arguments, "overrides") and not any(text.startswith("-") for text in rest):
-        arguments.overrides += rest  # overrides behind an option, which argparse takes for strangers
-    elif rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}{_hint(rest, argv, arguments)}")
+    if rest and not hasattr(arguments, "overrides"):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # overrides behind an option, which argparse takes for strangers
+        arguments.overrides = [*arguments.overrides, *rest]
     try:
         return arguments.command(arguments)
     except SparringError as error:
@@ -50,30 +51,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _hint(rest: Sequence[str], argv: Sequence[str] | None, arguments: argparse.Namespace) -> str:
-    """For `--steps 3`, where overrides are meant: `trainer.steps=3`. For another option the nearest that there is."""
-    option = next((text for text in rest if text.startswith("-")), None)
-    if option is None:
-        return ""
-    if hasattr(arguments, "overrides") and (meant := _override(option, sys.argv[1:] if argv is None else argv)):
-        return f"; a key of the configuration is set as KEY=VALUE: {meant}"
-    return did_you_mean(option.partition("=")[0], arguments.options)
-
-
-def _override(option: str, argv: Sequence[str]) -> str:
-    from sparring.config_file import keys_like
-
-    given = list(argv)
-    name, separator, value = option.lstrip("-").partition("=")
-    behind = given[given.index(option) + 1 :]
-    if not separator and behind and not behind[0].startswith("--"):
-        value = behind[0]
-    name = name.replace("-", "_")
-    return " or ".join(f"{key}={value}" for key in keys_like(name) if key.rpartition(".")[2] == name)
-
-
 class _Parser(argparse.ArgumentParser):
-    """Answers a misspelt command, or another choice, with the nearest that there is; its subparsers do, too."""
+    """Takes options by their whole names, so that a new one breaks no old command. Answers a misspelt option, command
+    or other choice with the nearest that there is. Its subparsers do, too.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **kwargs})
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Strange options are refused here, or argparse would first miss what they were meant to be."""
+        given = list(sys.argv[1:] if args is None else args)
+        for i, text in enumerate(given):
+            option, _, value = text.partition("=")
+            if text == "--" or (self._subparsers is not None and not text.startswith("-")):
+                break  # what follows is positional, or the subparser's
+            if re.fullmatch("--?[A-Za-z]\\S*", option) and option not in self._option_string_actions:
+                value = value or next((v for v in given[i + 1 : i + 2] if not v.startswith("--")), "")
+                self.error(f"there is no option {option}{self._meant(option, value)}")
+        return super().parse_known_args(given, namespace)
+
+    def _meant(self, option: str, value: str) -> str:
+        """For `--steps 3`, where overrides are meant: `trainer.steps=3`. Else the nearest option that there is."""
+        name = option.lstrip("-")
+        if any(action.dest == "overrides" for action in self._actions):
+            from sparring.config_file import keys_like
+
+            key = name.replace("-", "_")
+            if meant := [f"{k}={value}" for k in keys_like(key) if k.rpartition(".")[2] == key]:
+                return f"; a key of the configuration is set as KEY=VALUE: {' or '.join(meant)}"
+        options = {known.lstrip("-"): known for known in self._option_string_actions}
+        near = nearest(name.replace("_", "-"), options, abbreviated=True)
+        return f"; did you mean {options[near]}?" if near is not None else f"; `{self.prog} --help` lists them"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -91,14 +102,14 @@ def _parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="train a model as a configuration file says")
     train.add_argument("config", metavar="FILE", help="YAML file, such as examples/quickstart.yaml")
-    train.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=_OVERRIDES)
+    train.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=_OVERRIDES)
     train.add_argument("--resume", action="store_true", help="go on with the run in run_dir from its last checkpoint")
     _runs(train, _train)
 
     serve = commands.add_parser("serve", help="keep what runs share").add_subparsers(required=True, metavar="inference")
     inference = serve.add_parser("inference", help="start a configuration's inference servers, until Ctrl-C")
     inference.add_argument("config", metavar="FILE")
-    inference.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=_OVERRIDES)
+    inference.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=_OVERRIDES)
     inference.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
     inference.add_argument("--port", type=int, default=0, help="of the first server (default: free ones)")
     _runs(inference, _serve_inference)
@@ -106,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("config", help="inspect configurations").add_subparsers(required=True, metavar="show")
     show_config = show.add_parser("show", help="print every knob, its value and where it came from")
     show_config.add_argument("config", metavar="FILE")
-    show_config.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=_OVERRIDES)
+    show_config.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=_OVERRIDES)
     _runs(show_config, _show_config)
 
     evaluation = commands.add_parser("eval", help="play held-out episodes and report pass@k with intervals")
@@ -206,8 +217,7 @@ def _add_fine_tuning(parser: argparse.ArgumentParser, *, learning_rate: float, b
 
 
 def _runs(parser: argparse.ArgumentParser, command: Callable[[argparse.Namespace], int]) -> None:
-    options = [name for action in parser._actions for name in action.option_strings]
-    parser.set_defaults(command=command, options=options)
+    parser.set_defaults(command=command)
 
 
 def _add_overwrite(parser: argparse.ArgumentParser, meaning: str) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sparring.backend.models import check_model
@@ -49,7 +50,7 @@ def check_packages(what: str, *, remote: bool = False) -> None:
 
 
 def _check_choices(knobs: TrainerConfig) -> None:
-    choices = {
+    choices: Mapping[str, Sequence[str]] = {
         "trainer.lora": ["peft"] if knobs.lora is not None else [],
         f"trainer.optimizer={knobs.optimizer}": ["bitsandbytes"] if knobs.optimizer == "adamw_8bit" else [],
         f"trainer.report_to={knobs.report_to}": knobs.report_to,

@@ -24,26 +24,56 @@ def refusal(capsys, *arguments: str) -> str:
 )
 def test_an_option_that_is_a_key_is_answered_with_the_override(capsys, arguments, expected):
     error = refusal(capsys, *arguments)
-    assert "unrecognized arguments" in error
+    assert "there is no option --" in error
     assert expected in error
 
 
 def test_an_option_that_is_no_key_is_refused_without_a_guess(capsys):
-    assert "KEY=VALUE:" not in refusal(capsys, "train", "x.yaml", "--frobnicate")
-    assert "KEY=VALUE:" not in refusal(capsys, "view", "run", "--steps", "3")
+    for arguments in (["train", "x.yaml", "--frobnicate"], ["view", "run", "--lr", "3"]):
+        assert refusal(capsys, *arguments).endswith(f"; `sparring {arguments[0]} --help` lists them\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["eval", "m", "--tempreture=1"], "--tempreture=1; did you mean --temperature?"),
-        (["view", "run", "--limt", "3"], "--limt 3; did you mean --limit?"),
+        (["eval", "m", "--tempreture=1"], "--tempreture; did you mean --temperature?"),
+        (["view", "run", "--limt", "3"], "--limt; did you mean --limit?"),
         (["train", "x.yaml", "--resune"], "--resune; did you mean --resume?"),
+        (["train", "x.yaml", "-resume"], "-resume; did you mean --resume?"),
+        (["sft", "r", "--out", "x", "--min_reward", "1"], "--min_reward; did you mean --min-reward?"),
         (["view", "run", "episode", "more"], "unrecognized arguments: more\n"),
     ],
 )
 def test_a_misspelt_option_is_answered_with_the_nearest(capsys, arguments, expected):
     assert expected in refusal(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["train", "x.yaml", "--resum"], "--resume"),
+        (["train", "x.yaml", "--resum", "trainer.steps=2"], "--resume"),
+        (["eval", "m", "--temp", "1"], "--temperature"),
+        (["eval", "m", "--env-", "x"], "--env-arg"),
+        (["sft", "r", "--out", "x", "--min", "1"], "--min-reward"),  # rather than that it is missing
+        (["serve", "inference", "x.yaml", "--po=1"], "--port"),
+        (["--vers"], "--version"),
+    ],
+)
+def test_an_option_is_not_abbreviated_in_silence(capsys, arguments, meant):
+    assert refusal(capsys, *arguments).endswith(f"; did you mean {meant}?\n")
+
+
+def test_what_is_no_option_is_taken_as_it_is(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sft", "r", "--out", "x", "--min-reward", "-1"]) == 2
+    assert "r is no run folder" in capsys.readouterr().err
+    assert main(["train", "--", "--resum"]) == 2
+    assert "cannot read the configuration --resum" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_missed_alone(capsys):
+    assert refusal(capsys, "train", "--resume").endswith("required: FILE\n")
 
 
 def test_overrides_are_optional_and_may_stand_behind_options(capsys, tmp_path):

@@ -15,6 +15,14 @@ def test_the_nearest_name_is_named_and_nothing_where_none_is_near():
     assert did_you_mean("train", []) == ""
 
 
+def test_a_name_that_was_cut_short_is_the_shortest_that_it_begins():
+    known = ["tamp", "help", "temperature", "tem-long"]
+    assert nearest("temp", known) == "tamp"
+    assert nearest("temp", known, abbreviated=True) == "temperature"
+    assert nearest("tem", known, abbreviated=True) == "tem-long"
+    assert nearest("hlep", known, abbreviated=True) == "help"
+
+
 def test_a_hostile_name_costs_no_time():
     began = time.perf_counter()
     assert did_you_mean("ab" * 1_000_000, ["search" * 10] * 50) == ""
