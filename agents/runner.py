@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
+from sparring.agents.env_names import refuse_file, spelt_right
 from sparring.agents.policy import Outcome, Policy
 from sparring.envs import ChatEnv
 from sparring.errors import AgentError, BudgetExhausted, ConfigError, SparringError, described
@@ -33,17 +34,19 @@ def make_env(env_id: str, env_kwargs: Mapping[str, Any]) -> ChatEnv:
         ConfigError: no such id (Gymnasium names the nearest), wrong arguments, not one of our environments, or a module
             in the id that cannot be imported.
     """
+    refuse_file(env_id)
     module, separator, _ = env_id.rpartition(":")
     if separator:
         load_module(module, "env.id")  # which Gymnasium does, too, but without a word about where it broke
     try:
         env = gymnasium.make(env_id, disable_env_checker=True, **env_kwargs).unwrapped
-    except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
+    except (gymnasium.error.Error, ImportError, TypeError) as error:
         if isinstance(error, TypeError):
             _check_arguments(env_id, env_kwargs)
-        raise ConfigError(
-            f"cannot make environment {env_id!r} with {dict(env_kwargs)}: {lacking(error) or error}"
-        ) from error
+        why = lacking(error) or str(error)
+        if isinstance(error, gymnasium.error.UnregisteredEnv):
+            why = why.rstrip(".") + spelt_right(env_id)
+        raise ConfigError(f"cannot make environment {env_id!r} with {dict(env_kwargs)}: {why}") from error
     if not isinstance(env, ChatEnv):
         raise ConfigError(f"environment {env_id!r} is a {type(env).__name__}, not a sparring.envs.ChatEnv")
     return env
