@@ -8,6 +8,8 @@ import pytest
 from sparring.agents.runner import make_env
 from sparring.errors import ConfigError
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*Overriding environment")  # once by file, once by module
+
 ENV = """
 import gymnasium
 from sparring.envs.key_lookup import KeyLookup
