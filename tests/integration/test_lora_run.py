@@ -25,25 +25,15 @@ def sparring(*arguments: str) -> str:
     return done.stdout
 
 
-def test_a_run_trains_an_adapter_and_every_folder_it_leaves_is_a_model(tmp_path, tiny_qwen3):
+def test_a_run_trains_an_adapter_and_every_folder_it_leaves_is_a_model(tmp_path, noisy_config):
     said = [{"role": "user", "content": "Say something."}, {"role": "assistant", "content": "abc"}]
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": said}) + "\n")
-    document = {
-        "model": {"path": str(tiny_qwen3), "tool_template": "hermes-compact", "max_length": 160},
-        "env": {"id": "noisy_env:test/Noisy-v0"},
-        "engine": {"dtype": "float32", "slots": 16},
-        "sampling": {"max_new_tokens": 8},
-        "rollout": {"group_size": 4, "groups_per_step": 2, "max_running_groups": 4, "max_turns": 4, "staleness": 0},
-        "trainer": {
-            "steps": 2, "learning_rate": 1e-2, "dtype": "float32", "checkpoint_every": 2,
-            "lora": {"rank": 4, "alpha": 8, "dropout": 0.1},
-        },
-        "warm_start": {"steps": 5, "data": str(tmp_path / "chats.jsonl"), "learning_rate": 1e-2},
-        "eval": {"every": 0, "tasks": 4},
-        "run_dir": str(tmp_path / "run"),
-    }  # fmt: skip
-    config = tmp_path / "noisy.yaml"
-    config.write_text(json.dumps(document))
+    lora = {"rank": 4, "alpha": 8, "dropout": 0.1}
+    config = noisy_config(
+        rollout={"staleness": 0},
+        trainer={"steps": 2, "learning_rate": 1e-2, "checkpoint_every": 2, "lora": lora},
+        warm_start={"steps": 5, "data": str(tmp_path / "chats.jsonl"), "learning_rate": 1e-2},
+    )
     sparring("train", str(config))
     run = tmp_path / "run"
     warm, trained = (load_file(run / name / "adapter_model.safetensors") for name in ("warm_start", "checkpoint-2"))
@@ -51,6 +41,7 @@ def test_a_run_trains_an_adapter_and_every_folder_it_leaves_is_a_model(tmp_path,
     assert any((warm[name] != trained[name]).any() for name in warm)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [record for record in records if record["kind"] == "step"]
+    assert [record["step"] for record in steps] == [1, 2]
     # The engine sampled with the adapter that the trainer has: under version 0 the warm start's, then the trained one.
     assert all(record["drift/max/lag0"] < 1e-3 for record in steps)
 

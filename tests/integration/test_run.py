@@ -22,20 +22,8 @@ STEPS = 6
 
 
 @pytest.fixture
-def config(tmp_path, tiny_qwen3):
-    path = tmp_path / "noisy.yaml"
-    document = {
-        "model": {"path": str(tiny_qwen3), "tool_template": "hermes-compact", "max_length": 160},
-        "env": {"id": "noisy_env:test/Noisy-v0", "kwargs": {}},
-        "engine": {"dtype": "float32", "slots": 16},
-        "sampling": {"max_new_tokens": 8},
-        "rollout": {"group_size": 4, "groups_per_step": 2, "max_running_groups": 4, "max_turns": 4},
-        "trainer": {"steps": STEPS, "learning_rate": 1e-4, "dtype": "float32", "checkpoint_every": 2},
-        "eval": {"every": 0, "tasks": 4},
-        "run_dir": str(tmp_path / "run"),
-    }
-    path.write_text(json.dumps(document))  # JSON is YAML
-    return path
+def config(noisy_config):
+    return noisy_config(trainer={"steps": STEPS, "checkpoint_every": 2})
 
 
 def start(config: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -61,7 +49,8 @@ def run(config: Path, *arguments: str) -> tuple[int, str]:
 
 
 def step_records(run_dir: Path) -> list[dict]:
-    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    metrics = run_dir / "metrics.jsonl"
+    records = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.is_file() else []
     return [record for record in records if record["kind"] == "step"]
 
 
@@ -152,15 +141,17 @@ def kill_at_random_moments(config: Path, run_dir: Path, kills: int, seed: int) -
     """Kill -9 a run that would not end by itself, time and again; then it must go on, and be whole."""
     rng = random.Random(seed)
     busy = ("trainer.steps=10000", "eval.every=2", "rollout.keep_steps=0")  # evaluating and pruning all the while
-    for _ in range(kills):
+    for kill in range(kills):
         resumed = (run_dir / "config.yaml").is_file()
         process = start(config, *(["--resume"] if resumed else []), *busy)
+        if kill == kills - 1:
+            await_step(process, run_dir, len(step_records(run_dir)) + 1)  # or a slow machine kills in starts alone
         time.sleep(rng.uniform(3, 14))  # the moment is the point of the test
         ended = process.poll()
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate(timeout=60)
         assert ended is None, output
-    steps = (len(step_records(run_dir)) if (run_dir / "metrics.jsonl").is_file() else 0) + 2
+    steps = len(step_records(run_dir)) + 2
     status, output = run(config, "--resume", f"trainer.steps={steps}")
     assert status == 0, output
     assert_each_trajectory_had_one_fate(run_dir, steps)

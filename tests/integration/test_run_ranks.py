@@ -16,20 +16,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 @pytest.fixture
-def config(tmp_path, tiny_qwen3):
-    path = tmp_path / "noisy.yaml"
-    document = {
-        "model": {"path": str(tiny_qwen3), "tool_template": "hermes-compact", "max_length": 160},
-        "env": {"id": "noisy_env:test/Noisy-v0", "kwargs": {}},
-        "engine": {"dtype": "float32", "slots": 16},
-        "sampling": {"max_new_tokens": 8},
-        "rollout": {"group_size": 4, "groups_per_step": 2, "max_running_groups": 4, "max_turns": 4},
-        "trainer": {"steps": 3, "learning_rate": 1e-4, "dtype": "float32", "checkpoint_every": 2},
-        "eval": {"every": 0, "tasks": 4},
-        "run_dir": str(tmp_path / "run"),
-    }
-    path.write_text(json.dumps(document))  # JSON is YAML
-    return path
+def config(noisy_config):
+    return noisy_config(trainer={"steps": 3, "checkpoint_every": 2})
 
 
 def sparring(config: Path, *arguments: str, launcher: list[str] = TORCHRUN) -> tuple[int, str]:

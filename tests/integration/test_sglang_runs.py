@@ -22,30 +22,26 @@ def served(*arguments):
     with subprocess.Popen(
         [*COMMAND, "serve", "inference", *arguments], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        found = re.search(r"'engine\.urls=(.*)'", line)
-        assert found is not None, line
-        yield json.loads(found[1])[0]
-        process.terminate()
-        process.wait(60)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            found = re.search(r"'engine\.urls=(.*)'", line)
+            assert found is not None, line
+            yield json.loads(found[1])[0]
+        finally:
+            process.terminate()
+            process.wait(60)
 
 
 @pytest.fixture
-def config(tmp_path, tiny_qwen3):
-    document = {
-        "model": {"path": str(tiny_qwen3), "tool_template": "hermes-compact", "max_length": 160},
-        "env": {"id": "noisy_env:test/Noisy-v0"},
-        "engine": {"dtype": "float32", "slots": 16},
-        "sampling": {"max_new_tokens": 8},
-        "rollout": {"group_size": 4, "groups_per_step": 2, "max_running_groups": 4, "max_turns": 2, "staleness": 0},
-        "trainer": {"steps": 2, "learning_rate": 1e-2, "dtype": "float32"},
-        "eval": {"every": 1, "tasks": 2, "during_training": "stall"},
-        "run_dir": str(tmp_path / "run"),
-    }
-    file = tmp_path / "noisy.yaml"
-    file.write_text(json.dumps(document))
-    return str(file)
+def config(noisy_config):
+    return str(
+        noisy_config(
+            rollout={"max_turns": 2, "staleness": 0},
+            trainer={"steps": 2, "learning_rate": 1e-2},
+            eval={"every": 1, "tasks": 2, "during_training": "stall"},
+        )
+    )
 
 
 def steps_of_a_run(config, url, *arguments):
