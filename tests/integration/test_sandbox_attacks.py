@@ -120,8 +120,10 @@ async def test_disk_filling_elsewhere_is_refused_or_bounded(box: Sandbox) -> Non
 
 async def test_inodes_run_out_inside_alone(box: Sandbox) -> None:
     """Empty files fill no tmpfs; the memory limit ends what makes them without end."""
-    await attack(box, "i=0; while : > f$i; do i=$((i+1)); done")
-    await box.exec("find . -mindepth 1 -delete", timeout_s=20)
+    result = await attack(box, "i=0; while : > f$i; do i=$((i+1)); done")
+    assert result.timed_out or result.oom_killed or "No space left" in result.stderr
+    assert (await box.exec("find . -mindepth 1 -delete", timeout_s=20)).ok
+    assert (await box.exec("echo new > again && cat again")).stdout == "new\n"
 
 
 async def test_processor_is_shared_out(box: Sandbox) -> None:
@@ -196,7 +198,8 @@ async def test_a_daemon_that_keeps_the_output_open_does_not_hold_up_the_result(b
 @pytest.mark.parametrize("signal", ["KILL", "STOP", "TERM"])
 async def test_signals_to_the_time_keeper(box: Sandbox, signal: str) -> None:
     """`timeout`, the parent, has the same user: it can be killed or stopped, and the deadline holds all the same."""
-    await attack(box, f"trap '' TERM; kill -{signal} $PPID; {LINGER}")
+    result = await attack(box, f"trap '' TERM; kill -{signal} $PPID; {LINGER}")
+    assert not result.ok
 
 
 async def test_stopping_oneself_and_ones_parent(box: Sandbox) -> None:
@@ -222,7 +225,10 @@ async def test_timers_and_clock_tricks_do_not_move_the_deadline(box: Sandbox) ->
 
 
 async def test_killing_process_1_and_everything_in_reach(box: Sandbox) -> None:
-    await attack(box, "kill -9 1; kill -TERM 1; kill -USR1 1; kill -HUP 1; kill -9 -1; kill -9 $$", timeout_s=5)
+    signals = "kill -9 1; kill -TERM 1; kill -USR1 1; kill -HUP 1; echo lives; kill -9 -1; kill -9 $$"
+    result = await attack(box, signals, timeout_s=5)
+    assert result.exit_code == 137
+    assert result.stdout == "lives\n"
 
 
 # Looking out

@@ -149,6 +149,7 @@ async def test_the_customer_is_a_model_behind_an_endpoint(tiny_qwen3: Path, monk
     assert info["tau2"]["termination_reason"] == "user_stop"
     assert [c.requestor for c in calls(env.entries)] == ["user"]
     spoken_by_user = [entry for entry in env.entries if entry.role == "user"]
+    assert len(spoken_by_user) == len(texts)
     assert all(entry.usage and entry.usage["completion_tokens"] > 0 for entry in spoken_by_user)
 
 

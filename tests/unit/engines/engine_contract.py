@@ -76,6 +76,7 @@ class EngineContract:
     async def test_closing_a_stream_aborts_its_request(self, engine: Engine):
         stream = engine.stream(self.prompt, SamplingParams(max_new_tokens=200))
         await anext(stream)
+        assert (await engine.health()).running == 1
         await stream.aclose()
         await _settles(engine)
 
@@ -143,7 +144,11 @@ class EngineContract:
         assert set(versions) == {old, new}
 
     async def test_releasing_an_unknown_session_is_nothing(self, engine: Engine):
+        greedy = SamplingParams(max_new_tokens=4, temperature=0)
+        before = await engine.generate(self.prompt, greedy, session_id="kept")
         await engine.release("no such session")
+        after = await engine.generate(self.prompt, greedy, session_id="kept")
+        assert before.token_ids == after.token_ids
 
     async def test_stopping_fails_what_is_pending_and_all_that_comes_later(self, make_engine):
         engine = make_engine()
@@ -177,7 +182,7 @@ class WeightContract(EngineContract):
 
 
 async def _settles(engine: Engine, running: int = 0) -> None:
-    """So many requests run, and none waits, soon."""
+    """So many requests run, and none waits, soon; that it does not come to this is a failure."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             health = await engine.health()

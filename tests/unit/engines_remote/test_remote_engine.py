@@ -114,6 +114,7 @@ async def test_closing_a_stream_aborts_its_request_on_the_server(scripted):
     async with scripted(count, latency_s=0.002) as (engine, inner, _):
         stream = engine.stream([1], SamplingParams(max_new_tokens=10**5))
         await anext(stream)
+        assert inner._running == 1
         await stream.aclose()
         await until(lambda: not inner._running)
 
