@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,12 +32,17 @@ _MISSED = 3
 
 @dataclass(eq=False)
 class _Member:
-    """`fault` is why no request goes there; a member that missed an update comes back with the next one."""
+    """`fault` is why no request goes there; a member that missed an update comes back with the next one.
+
+    Attributes:
+        returning: it answers again, and takes part in the update that it comes back with.
+    """
 
     engine: Engine
     load: int = 0
     missed: int = 0
     fault: str | None = None
+    returning: bool = False
     waits: set[asyncio.Timeout] = field(default_factory=set)
 
     @asynccontextmanager
@@ -62,7 +67,7 @@ class _Member:
             raise EngineError(str(self.fault)) from error
 
     def take_out(self, fault: str) -> None:
-        self.fault = fault
+        self.fault, self.returning = fault, False
         waits, self.waits = self.waits, set()
         for wait in waits:
             wait.reschedule(0)  # at once
@@ -153,8 +158,8 @@ class EnginePool(Engine):
 
     async def stage_weights(self, version: int, source: WeightSource) -> WeightSource:
         for member in self._members:
-            if member.fault is not None and await self._answers(member):
-                member.fault = None  # back for these weights: it missed earlier ones, or lost them in a restart
+            # It missed earlier weights, or lost them in a restart: no request may go there until it has these.
+            member.returning = member.fault is not None and await self._answers(member)
         shared = source if isinstance(source, Path) else list(source)
 
         async def on(engine: Engine) -> None:
@@ -164,10 +169,12 @@ class EnginePool(Engine):
         return shared
 
     async def update_weights(self, version: int, source: WeightSource) -> None:
-        if any(self._staged.get(member.engine, (None, ()))[0] != version for member in self._live()):
+        if any(self._staged.get(member.engine, (None, ()))[0] != version for member in self._reached()):
             await self.stage_weights(version, source)
         await self._everywhere(lambda engine: engine.update_weights(version, self._staged.pop(engine)[1]))
         self.version = version
+        for member in self._reached():
+            member.fault, member.returning = None, False
 
     async def resume(self) -> None:
         self._paused = False
@@ -195,10 +202,20 @@ class EnginePool(Engine):
         )
 
     def _live(self) -> list[_Member]:
-        live = [member for member in self._members if member.fault is None]
-        if not live:
+        return self._some(member for member in self._members if member.fault is None)
+
+    def _reached(self) -> list[_Member]:
+        return self._some(member for member in self._members if member.fault is None or member.returning)
+
+    def _some(self, chosen: Iterable[_Member]) -> list[_Member]:
+        """
+        Raises:
+            EngineError: there is none.
+        """
+        members = list(chosen)
+        if not members:
             raise EngineError("no server of the pool is left: " + "; ".join(str(m.fault) for m in self._members))
-        return live
+        return members
 
     def _route(self, token_ids: Sequence[int], session_id: str | None) -> _Member:
         live = self._live()
@@ -213,14 +230,14 @@ class EnginePool(Engine):
         return home
 
     async def _everywhere(self, act: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
-        live = self._live()
-        results = await asyncio.gather(*(act(member.engine) for member in live), return_exceptions=True)
-        for member, result in zip(live, results, strict=True):
+        members = self._reached()
+        results = await asyncio.gather(*(act(member.engine) for member in members), return_exceptions=True)
+        for member, result in zip(members, results, strict=True):
             if isinstance(result, EngineError):
                 self._take_out(member, result)
             elif isinstance(result, BaseException):
                 raise result
-        self._live()
+        self._reached()
 
     def _take_out(self, member: _Member, error: EngineError) -> None:
         member.take_out(f"server {self._members.index(member)} was taken out: {error}")

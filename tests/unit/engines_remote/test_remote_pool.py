@@ -207,7 +207,32 @@ async def test_a_server_that_lost_its_weights_in_a_restart_comes_back_with_the_n
     pool = EnginePool(members, check_every_s=60)
     await pool.start()
     pool._take_out(pool._members[0], EngineError("gone"))
-    await pool.update_weights(2, [("w", None)])
+    staged = await pool.stage_weights(2, [("w", None)])
+    await asyncio.gather(*(pool.generate([n], ONE) for n in range(8)))
+    assert members[0].log == [], "it holds who knows what until it has them"
+    await pool.pause()
+    await pool.update_weights(2, staged)
+    await pool.resume()
     assert [member.version for member in members] == [2, 2]
-    assert pool._members[0].fault is None
+    await asyncio.gather(*(pool.generate([n], ONE) for n in range(8, 16)))
+    assert {
+        version for member in members for call in member.log[-1:] for version in call.completion.policy_versions
+    } == {2}
+    assert members[0].log
+    await pool.stop()
+
+
+async def test_a_server_that_answers_but_fails_the_update_stays_out():
+    class Broken(ScriptedEngine):
+        async def update_weights(self, version, source):
+            raise EngineError("the disk is full")
+
+    members = [Broken(lambda _prompt: range(100)), *engines(1)]
+    pool = EnginePool(members, check_every_s=60)
+    await pool.start()
+    pool._take_out(pool._members[0], EngineError("gone"))
+    await pool.update_weights(2, [("w", None)])
+    assert "the disk is full" in (await pool.health()).detail
+    await pool.generate([1], ONE)
+    assert members[0].log == []
     await pool.stop()
