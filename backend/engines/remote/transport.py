@@ -55,8 +55,8 @@ class Transport:
         return await self._call("POST", path, body, deadline_s, repeatable=repeatable)
 
     async def stream(self, path: str, body: Mapping[str, Any], *, deadline_s: float) -> AsyncGenerator[Any, None]:
-        """The JSON objects of a server-sent event stream; `deadline_s` bounds the silence between two of them. As with
-        `repeatable`."""
+        """The JSON objects of a server-sent event stream, which the server may begin twice; `deadline_s` bounds the
+        silence between two of them."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=deadline_s)
         begun = False
         for attempt in range(_RETRIES + 1):
