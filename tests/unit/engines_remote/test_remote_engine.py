@@ -1,6 +1,7 @@
 """What engines on servers keep, over HTTP, against each kind of server with scripted tokens."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from sparring.backend.engines.base import SamplingParams
+from sparring.backend.engines.remote.pool import EnginePool
+from sparring.backend.engines.scripted import ScriptedEngine
 from sparring.errors import EngineError
 
 only_sglang = pytest.mark.parametrize("kind", ["sglang"], indirect=True)
@@ -252,3 +255,32 @@ async def test_weights_that_were_staged_and_never_loaded_do_not_stand_in_for_oth
     first, second = (folder for _, folder in inner.updates)
     assert first != tiny_qwen3
     assert second == tiny_qwen3
+
+
+async def test_what_waits_in_a_pause_at_a_server_that_vanishes_for_good_moves_in_its_pool(kind, tiny_qwen3):
+    """One that we did not start: nothing tells us of its end but that it answers no more."""
+    servers = [AsyncExitStack(), AsyncExitStack()]
+    try:
+        inners = [ScriptedEngine(count) for _ in servers]
+        urls = [
+            await server.enter_async_context(kind.fake(inner, tiny_qwen3).serve())
+            for server, inner in zip(servers, inners, strict=True)
+        ]
+        engines = [kind.engine(tiny_qwen3, url=url, max_length=1000) for url in urls]
+        pool = EnginePool(engines, check_every_s=60)
+        await pool.start()
+        await pool.pause()
+        waiting = [asyncio.create_task(pool.generate([n], SamplingParams(max_new_tokens=3))) for n in range(4)]
+        await until(lambda: [engine._waiting for engine in engines] == [2, 2])
+        await servers[0].aclose()
+        await pool.update_weights(7, tiny_qwen3)
+        await pool.resume()
+        async with asyncio.timeout(10):
+            completions = await asyncio.gather(*waiting)
+        assert [completion.token_ids for completion in completions] == [[n + 1, n + 2, n + 3] for n in range(4)]
+        assert {version for completion in completions for version in completion.policy_versions} == {7}
+        assert "server 0 was taken out: no server answers" in (await pool.health()).detail
+        await pool.stop()
+    finally:
+        for server in servers:
+            await server.aclose()
