@@ -16,6 +16,7 @@ from sparring.run_dir import RunDirectory
 __all__ = ["Subject", "find_subject"]
 
 _LONGEST = 4096
+_SYNCHRONOUS = "rollout.staleness=0"  # nothing is trained: else engine.deterministic would want it said each time
 # Without a run's budgets an episode has the environment's own.
 _BUDGETS = {"max_turns": 1_000_000, "max_episode_tokens": 1_000_000_000}
 
@@ -43,6 +44,7 @@ def find_subject(model: str, env_id: str, overrides: Sequence[str], *, remote: b
     Raises:
         ConfigError: no such model, or a run without one yet; no environment, and no run that could say it.
     """
+    overrides = [_SYNCHRONOUS, *overrides]
     if remote:
         _require(env_id, model)
         document = _document(model, env_id, max_length=1 << 20, max_new_tokens=4096)

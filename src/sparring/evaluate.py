@@ -291,7 +291,9 @@ def _check(request: EvalRequest) -> None:
     if request.temperature is not None and not 0 <= request.temperature < float("inf"):
         raise ConfigError(f"--temperature {request.temperature}: a number from 0 on")
     if request.temperature == 0 and request.samples > 1:
-        raise ConfigError(f"--k {request.samples} greedy tries of a task are all the same: raise --temperature")
+        raise ConfigError(
+            f"--k {request.samples} greedy tries of a task differ by rounding at most: raise --temperature"
+        )
     names = [env.label for env in request.envs]
     if len(set(names)) < len(names):
         raise ConfigError("an --env is given twice with the same arguments")
@@ -311,7 +313,8 @@ def _sampling(request: EvalRequest, subject: Subject) -> SamplingParams:
     temperature = request.temperature
     if temperature is None:
         temperature = 0.0 if request.samples == 1 else subject.config.sampling.temperature
-    # With a seed the embedded engine repeats an evaluation; an endpoint would give each try the same answer.
+    # With a seed the embedded engine draws the same numbers for an episode, and in its deterministic mode repeats the
+    # evaluation; an endpoint would give each try the same answer.
     seed = None if subject.folder is None else subject.config.seed
     return replace(sampling_params(subject.config), temperature=temperature, seed=seed)
 

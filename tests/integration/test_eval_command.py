@@ -132,6 +132,19 @@ def test_a_local_model_is_evaluated_and_a_finished_evaluation_is_only_shown_agai
 
 
 @pytest.mark.slow
+def test_the_deterministic_engine_repeats_an_evaluation_however_many_play_at_once(capsys, tmp_path):
+    said = []
+    for at_once in ("1", "8"):
+        out = tmp_path / f"{at_once}.jsonl"
+        arguments = ("--set", "engine.deterministic=true", "--concurrency", at_once, "--out", str(out))
+        status, _, error = evaluate(capsys, "tiny-qwen3", *KEY_LOOKUP, "--episodes", "8", *LOCAL, *arguments)
+        assert status == 0, error
+        said.append({row["task_id"]: row["messages"] for row in rows(out)})
+    assert len(said[0]) == 8
+    assert said[0] == said[1]
+
+
+@pytest.mark.slow
 def test_a_half_done_evaluation_plays_what_is_missing_and_gives_what_a_whole_one_gives(capsys, tmp_path):
     command = ("tiny-qwen3", *KEY_LOOKUP, "--episodes", "6", "--temperature", "1", *LOCAL, "--out")
     whole, half = tmp_path / "whole.jsonl", tmp_path / "half.jsonl"
@@ -215,7 +228,7 @@ def test_nothing_at_the_address_is_an_error_that_names_it(capsys):
     ("arguments", "message"),
     [
         (["--episodes", "3", "--k", "2"], "no multiple of --k 2"),
-        (["--episodes", "2", "--k", "2", "--greedy"], "greedy tries of a task are all the same"),
+        (["--episodes", "2", "--k", "2", "--greedy"], "greedy tries of a task differ by rounding at most"),
         (["--episodes", "2000"], "has 1000 tasks, 1000 episodes at most"),
         (["--split", "dev"], "KeyLookup has no split 'dev'; it has train, test"),
         (["--env-arg", "lenth=3"], "takes no 'lenth'; did you mean length?"),
