@@ -11,6 +11,8 @@ from multiprocessing.reduction import ForkingPickler
 from torch import Tensor, multiprocessing
 from torch.multiprocessing import reductions  # noqa: F401  # importing it teaches ForkingPickler about tensors
 
+from sparring.backend.engines.remote.sharing import over_same_memory
+
 __all__ = ["handles"]
 
 
@@ -19,6 +21,8 @@ def handles(views: Sequence[tuple[str, Tensor]]) -> str:
 
     Memory of a GPU goes by CUDA IPC; that of a CPU by a file in shared memory, which its readers open by name.
     """
+    if all(view.is_cuda for _, view in views):
+        views = over_same_memory(views)
     pickled = io.BytesIO()
     with _shared_by_name():
         ForkingPickler(pickled).dump(list(views))

@@ -90,8 +90,10 @@ def _update_info(copies: dict[str, torch.Tensor]) -> dict[str, Any]:
     import torch
     from torch.multiprocessing.reductions import reduce_tensor
 
+    from sparring.backend.engines.remote.sharing import over_same_memory
+
     handles = []
-    for tensor in copies.values():
+    for _, tensor in over_same_memory(list(copies.items())):
         uuid = str(torch.cuda.get_device_properties(tensor.device).uuid)
         _rebuild, arguments = reduce_tensor(tensor)
         handles.append({uuid: arguments})
