@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
+from sparring.collector import seldom_collecting
 from sparring.errors import TrainerError, first_error
 
 __all__ = ["LoopThread"]
@@ -28,13 +29,15 @@ _GRACE_S = 10.0  # what a coroutine past its deadline gets for ending, before it
 class LoopThread:
     """The thread is a daemon: one that hangs in a blocking call keeps no process from ending.
 
-    While it runs, threads of this process hand the interpreter over more often than Python's default.
+    While it runs, threads of this process hand the interpreter over more often than Python's default, and its garbage
+    collector runs seldomer.
     """
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._beat = time.monotonic()
+        self._settings = contextlib.ExitStack()  # of the interpreter, and how they were
 
     @property
     def alive(self) -> bool:
@@ -47,8 +50,9 @@ class LoopThread:
 
     def start(self) -> None:
         self._beat = time.monotonic()
-        self._switch_s = sys.getswitchinterval()
-        sys.setswitchinterval(min(self._switch_s, _SWITCH_S))
+        self._settings.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
+        self._settings.enter_context(seldom_collecting())
         self._thread.start()
 
     def call(self, callback: Callable[[], object]) -> None:
@@ -110,7 +114,7 @@ class LoopThread:
         if self.alive:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout_s)
-            sys.setswitchinterval(self._switch_s)
+            self._settings.close()
         elif not self._loop.is_closed():  # never started
             self._loop.close()
         return not self.alive

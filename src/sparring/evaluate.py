@@ -15,6 +15,7 @@ from rich.console import Console
 
 from sparring.agents.policy import Policy
 from sparring.agents.runner import make_env, make_runner
+from sparring.collector import seldom_collecting
 from sparring.config import EnvPart
 from sparring.display import open_console
 from sparring.errors import ConfigError, EngineError, TaskError, first_error
@@ -90,7 +91,7 @@ def evaluate(request: EvalRequest) -> int:
     policy = make_policy(subject.config)
     log = EvalLog(request.out, _settings(request, subject, sampling), overwrite=request.overwrite)
     try:
-        with sigterm_as_interrupt():
+        with sigterm_as_interrupt(), seldom_collecting():
             asyncio.run(_Evaluation(request, subject, policy, sampling, log, console).play(plans))
     except KeyboardInterrupt:
         kept = f"the same command goes on with the {len(log.episodes)} episodes in {log.path}"
