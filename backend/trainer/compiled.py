@@ -15,6 +15,8 @@ from sparring.errors import ConfigError
 
 __all__ = ["compile_ahead", "compile_layers"]
 
+_SMALL = 1024  # tokens
+
 
 def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
     """Compile every decoder layer for rows of any length. The first row takes a minute; the layers share the code.
@@ -33,15 +35,16 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
         layer.compile(dynamic=True, backend=backend)
 
 
-def compile_ahead(model: PreTrainedModel, device: torch.device | str, tokens: int) -> None:
-    """Have the compiler work now, on a made-up row, and not when the first step is waited for.
+def compile_ahead(model: PreTrainedModel, device: torch.device | str, token_budget: int) -> None:
+    """Have the compiler work now, on made-up rows, and not when the first step is waited for.
 
-    Args:
-        tokens: about so many the row has. Small ones get other code than large ones.
+    A full row and one as small as what is left of a batch: each gets code of its own.
     """
     model.train()
-    model(row=_any_row(model.config.get_text_config().vocab_size, tokens).to(device)).logprobs.sum().backward()
-    model.zero_grad(set_to_none=True)
+    vocabulary = model.config.get_text_config().vocab_size
+    for tokens in {token_budget, min(token_budget, _SMALL)}:
+        model(row=_any_row(vocabulary, tokens).to(device)).logprobs.sum().backward()
+        model.zero_grad(set_to_none=True)
 
 
 def _any_row(vocabulary: int, tokens: int) -> PackedRow:

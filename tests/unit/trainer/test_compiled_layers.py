@@ -36,7 +36,7 @@ def test_compiled_layers_give_the_same_gradients_for_rows_of_any_length_without_
     plain, compiled = make_model(), make_model()
     compile_layers(compiled, backend="aot_eager")  # the same graphs as inductor's, without its compiler
     torch._dynamo.reset()
-    compile_ahead(compiled, "cpu", tokens=400)
+    compile_ahead(compiled, "cpu", token_budget=400)
     assert all(p.grad is None for p in compiled.parameters())
     graphs, blocks = [torch._dynamo.utils.counters["stats"]["unique_graphs"]], set()
     for seed, prompt in enumerate((20, 400, 900)):
