@@ -54,7 +54,8 @@ class _Request:
 
 @dataclass(eq=False)
 class _Slot:
-    """`token_ids` are those whose keys it holds; `version` is that of the first of them.
+    """`token_ids` are those whose keys it holds; `version` is that of the first of them, and `prompt` counts those that
+    came, or were to come, as a prompt.
 
     A slot without a request keeps what it holds: for its session's next turn, or, without a session, for any prompt
     that begins the same way, until the slot is needed.
@@ -62,6 +63,7 @@ class _Slot:
 
     index: int
     token_ids: list[int] = field(default_factory=list)
+    prompt: int = 0
     version: int = -1
     session_id: str | None = None
     request: _Request | None = None
@@ -188,7 +190,8 @@ class Scheduler:
             if slot.version != self.version:
                 continue
             length = min(_common_prefix(holds(slot), prompt), len(prompt) - 1)
-            if self._deterministic:
+            if self._deterministic:  # a decoding pass gives a token other last bits than a prompt's pass
+                length = min(length, slot.prompt)
                 length -= length % _EXACT_CHUNK
             if length > best_length:
                 best, best_length = slot, length
@@ -203,7 +206,7 @@ class Scheduler:
         slot = source if mine and source is not None else self._free_slot(spare=source)
         if source is not None and slot is not source:
             self.model.cache.copy_prefix(source.index, slot.index, length)
-        slot.token_ids = request.prompt[:length]
+        slot.token_ids, slot.prompt = request.prompt[:length], len(request.prompt)
         slot.version, slot.request, slot.session_id = self.version, request, request.session_id
         request.slot, request.todo = slot, request.prompt[length:]
         self.stats["prefill_reused"] += length
@@ -225,9 +228,10 @@ class Scheduler:
             assert request.slot is not None
             tokens = request.todo
             if len(tokens) > 1:
-                tokens = tokens[: max(budget, 0)]
-                if self._deterministic:
-                    tokens = tokens[:_EXACT_CHUNK]
+                if self._deterministic:  # whole chunks, or none: where they end may not depend on the others
+                    tokens = tokens[:_EXACT_CHUNK] if budget >= _EXACT_CHUNK else []
+                else:
+                    tokens = tokens[: max(budget, 0)]
                 budget -= len(tokens)
             if tokens:
                 feeds.append((request, Feed(request.slot.index, len(request.slot.token_ids), tokens)))

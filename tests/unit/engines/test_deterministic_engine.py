@@ -52,7 +52,8 @@ async def test_a_second_turn_repeats_whether_or_not_its_session_was_kept(make_mo
         engine = TorchEngine(make_model(), slots=2, max_length=96, dtype="float32", device="cpu", deterministic=True)
         await engine.start()
         prompt = list(range(45))
-        first = await engine.generate(prompt, SamplingParams(max_new_tokens=9, seed=1), session_id=session)
+        # The first turn ends behind the next whole chunk: the keys of what was decoded are of other passes.
+        first = await engine.generate(prompt, SamplingParams(max_new_tokens=25, seed=1), session_id=session)
         for number in range(between):
             await engine.generate([number] * 40, SamplingParams(max_new_tokens=1), session_id=f"other {number}")
         longer = [*prompt, *first.token_ids, 3]
@@ -61,6 +62,21 @@ async def test_a_second_turn_repeats_whether_or_not_its_session_was_kept(make_mo
         return second
 
     assert await two_turns("a", 0) == await two_turns("a", 9) == await two_turns(None, 3)
+
+
+async def test_prompts_beyond_what_a_pass_takes_are_cut_where_they_are_cut_alone(make_model):
+    prompts = [[i, *range(30 + i % 7)] for i in range(50)]
+
+    async def play(numbers) -> list[Completion]:
+        engine = TorchEngine(make_model(), slots=50, max_length=96, dtype="float32", device="cpu", deterministic=True)
+        await engine.start()
+        sampling = SamplingParams(max_new_tokens=2, seed=1)
+        got = await asyncio.gather(*(engine.generate(prompts[i], sampling) for i in numbers))
+        await engine.stop()
+        return got
+
+    together = await play(range(50))
+    assert await play(range(30, 40)) == together[30:40]
 
 
 async def test_a_seed_that_is_not_given_comes_from_session_and_prompt(make_model):
