@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: quickstart test test-long lint clean images docker
+.PHONY: quickstart ready test test-long lint clean images docker
 .DELETE_ON_ERROR:
 
 # torch first and pinned: alone, the range in pyproject.toml would pull a CUDA build of several GB on a CPU machine.
@@ -37,10 +37,14 @@ docker:
 images: docker
 	scripts/build_images.sh
 
-test: .venv/.ready-dev .venv-camel/.ready images
-	.venv/bin/python -m pytest -m "not long" $(ARGS)
+# What the tests need, side by side: each part mostly waits for the network.
+ready:
+	$(MAKE) -j3 .venv/.ready-dev .venv-camel/.ready images
 
-test-long: .venv/.ready-dev .venv-camel/.ready images
+test: ready
+	.venv/bin/python -m pytest -m "not long" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-long: ready
 	$(PIP) -e '.[bitsandbytes]'
 	.venv/bin/python -m pytest $(ARGS)
 

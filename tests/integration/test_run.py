@@ -254,8 +254,11 @@ def times_aside(record: dict[str, object]) -> dict[str, object]:
         (["run_dir=/proc/run"], "cannot write to /proc/run"),
     ],
 )
-def test_what_cannot_run_says_why(config, arguments, expected):
-    status, output = run(config, *arguments)
+def test_what_cannot_run_says_why(config, arguments, expected, monkeypatch, capfd):
+    """In this process, which has imported all of it: `test_a_model_without_a_chat_template_says_so` runs the program."""
+    monkeypatch.syspath_prepend(ENVS)
+    status = main(["train", str(config), *arguments])
+    output = "".join(capfd.readouterr())
     assert status == 2, output
     assert "Traceback" not in output
     assert expected in output

@@ -5,6 +5,7 @@ import json
 import os
 import sqlite3
 import struct
+import time
 import subprocess
 import sys
 
@@ -87,13 +88,19 @@ def test_wandb_offline_has_the_numbers_and_no_free_form_argument(kit, tmp_path, 
     write(kit.make_config(report_to=["wandb"]).model_copy(update=secret), tmp_path)
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     assert (tmp_path / "wandb_id").read_text() in file.name
-    history = []
-    for data in wandb_records(file.read_bytes()):
-        record = Record.FromString(data)
-        if record.WhichOneof("record_type") == "history":
-            items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
-            history.append({name: value for name, value in items.items() if not name.startswith("_")})
-    assert history == [
+
+    def history():
+        found = []
+        for record in map(Record.FromString, wandb_records(file.read_bytes())):
+            if record.WhichOneof("record_type") == "history":
+                items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+                found.append({name: value for name, value in items.items() if not name.startswith("_")})
+        return found
+
+    deadline = time.monotonic() + 20
+    while len(history()) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1)  # a process of wandb's own writes the file
+    assert history() == [
         {"step": 1, "loss": 0.5, "groups": 4},
         {"step": 2, "loss": 0.25, "groups": 4},
         {"step": 2, "eval/success": 0.75},
