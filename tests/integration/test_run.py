@@ -255,7 +255,7 @@ def times_aside(record: dict[str, object]) -> dict[str, object]:
     ],
 )
 def test_what_cannot_run_says_why(config, arguments, expected, monkeypatch, capfd):
-    """In this process, which has imported all of it: `test_a_model_without_a_chat_template_says_so` runs the program."""
+    """In this process, which has imported it all: `test_a_model_without_a_chat_template_says_so` runs the program."""
     monkeypatch.syspath_prepend(ENVS)
     status = main(["train", str(config), *arguments])
     output = "".join(capfd.readouterr())

@@ -5,9 +5,9 @@ import json
 import os
 import sqlite3
 import struct
-import time
 import subprocess
 import sys
+import time
 
 import pytest
 
