@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from types import ModuleType
 
@@ -49,7 +49,7 @@ def spelt_right(env_id: str) -> str:
 
 def _advice(module: ModuleType, importable: str, name: str) -> str:
     """The ids that a module registers, that which is most like `name` first; or how to register one."""
-    ids = _registered_by(module)
+    ids = _registered_by({module.__name__, importable})
     if ids:
         others = f"; it registers {', '.join(ids)}" if len(ids) > 1 else ""
         return f"; name it {importable}:{nearest(name, ids) or ids[0]}{others}"
@@ -63,11 +63,10 @@ def _advice(module: ModuleType, importable: str, name: str) -> str:
     return f"; it registers none: end the file with {line}, and name it {importable}:mine/{made}-v0"
 
 
-def _registered_by(module: ModuleType) -> Sequence[str]:
+def _registered_by(modules: Set[str]) -> Sequence[str]:
     def inside(entry: object) -> bool:
-        if isinstance(entry, str):
-            return entry.partition(":")[0] == module.__name__
-        return getattr(entry, "__module__", None) == module.__name__
+        module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", None)
+        return module in modules
 
     return [spec.id for spec in gymnasium.registry.values() if inside(spec.entry_point)]
 

@@ -56,7 +56,8 @@ def _absent(program: str, script: Path, environ: Mapping[str, str], cwd: Path) -
         found = subprocess.run(find, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{program} does not run: {error}") from error
-    return found.stdout.split()
+    said = found.stdout.split()  # whatever else that Python prints as it starts
+    return [module for module in modules if module in said]
 
 
 def _imports(script: Path) -> list[str]:

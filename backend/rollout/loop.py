@@ -114,9 +114,9 @@ class LoopThread:
         if self.alive:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout_s)
-            self._settings.close()
         elif not self._loop.is_closed():  # never started
             self._loop.close()
+        self._settings.close()
         return not self.alive
 
     def _serve(self) -> None:

@@ -3,7 +3,7 @@
 Statistics of a batch, by name; those marked * are over everything that ended since the last batch:
     reward*, reward/<part>*     mean over the episodes that did not fail (+)
     reward/trained              mean over the batch
-    env/<env>/reward* (+), env/<env>/episodes*      where a run has several environments
+    env/<env>/reward*, env/<env>/episodes*          where a run has several environments (+)
     episodes/tokens*, episodes/turns*               mean over the episodes (+)
     episodes*, episodes/per_s*, episodes/expired*
     failures*, failures/<kind>* failed attempts, retried or not

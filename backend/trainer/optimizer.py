@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from sparring.config import TrainerConfig
 from sparring.errors import ConfigError
 from sparring.extras import missing
 
-__all__ = ["check_optimizer", "make_optimizer", "plain_optimizer"]
+__all__ = ["check_optimizer", "make_optimizer", "plain_optimizer", "rate_factor"]
 
 
 def check_optimizer(knobs: TrainerConfig) -> None:
@@ -28,7 +29,7 @@ def check_optimizer(knobs: TrainerConfig) -> None:
 def make_optimizer(
     model: PreTrainedModel, knobs: TrainerConfig
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
-    """Over what is trained of the model: a frozen base has no state. The rate rises linearly, then stays.
+    """Over what is trained of the model: a frozen base has no state. The rate warms up, then follows its schedule.
 
     Raises:
         ConfigError: as `check_optimizer`.
@@ -45,8 +46,15 @@ def make_optimizer(
         optimizer = _adamw_8bit(trained, embedding.weight, settings)
     else:
         optimizer = torch.optim.AdamW(trained, **settings, fused=True)
-    warmup = knobs.warmup_steps
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)))
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(step, knobs))
+
+
+def rate_factor(step: int, knobs: TrainerConfig) -> float:
+    """What the learning rate is multiplied with in the optimizer step that follows `step` others."""
+    if step < knobs.warmup_steps:
+        return (step + 1) / (knobs.warmup_steps + 1)
+    left = max(0.0, (knobs.steps - step) / max(1, knobs.steps - knobs.warmup_steps))  # 1 at first
+    return {"constant": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}[knobs.schedule]
 
 
 def plain_optimizer(optimizer: Any) -> torch.optim.Optimizer:

@@ -174,6 +174,9 @@ class TrainerConfig(_Section):
     weight_decay: float = Field(0.0, ge=0)
     adam_betas: tuple[float, float] = (0.9, 0.99)
     warmup_steps: int = Field(0, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="the learning rate after its warm-up: as it is, or falling to nothing by the end"
+    )
     max_grad_norm: float = Field(1.0, gt=0)
     lora: LoraConfig | None = Field(
         None, description="train an adapter alone, the model frozen: `lora: {}`; wants a learning rate about ten times"

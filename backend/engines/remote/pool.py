@@ -277,8 +277,8 @@ class EnginePool(Engine):
             if member.missed >= _MISSED and member.fault is None:  # one may be missed for work
                 self._take_out(member, EngineError(f"{_MISSED} health checks in a row failed"))
             elif healthy and member.fault is not None and self._may_return(member):
-                try:
+                with suppress(EngineError):
                     await member.engine.resume()  # it may have been taken out for failing just that
-                except EngineError:
-                    continue
-                member.fault = None
+                    # Paused, it passed with whatever weights; and meanwhile the pool may have been paused.
+                    if await self._healthy(member) and self._may_return(member):
+                        member.fault = None

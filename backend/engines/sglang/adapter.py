@@ -138,7 +138,7 @@ class AdapterLoader:
         """As PEFT does. Targets are the last parts of the layers' names: SGLang knows no others."""
         kind = getattr(torch, self._layout.dtype)
         written = {f"{FILE_PREFIX}{name}": t.detach().to("cpu", kind).contiguous() for name, t in tensors.items()}
-        layers = layers + [partner for layer in layers for partner in self._partners(layer) if partner not in layers]
+        layers = sorted({partner for layer in layers for partner in self._partners(layer)})
         for layer in layers:
             if layer + _A not in tensors:
                 outputs, inputs = self._layout.shapes[f"{layer}.weight"]
@@ -160,7 +160,7 @@ class AdapterLoader:
         (folder / "adapter_config.json").write_text(json.dumps(config))
 
     def _partners(self, layer: str) -> list[str]:
-        """The layers that SGLang computes with this one: an adapter beside it must have them too, or is misread."""
+        """This layer and those that SGLang computes with it: an adapter must have them all, or is misread."""
         parent, _, last = layer.rpartition(".")
         together = next((group for group in _TOGETHER if last in group), (last,))
         return [f"{parent}.{name}" for name in together if f"{parent}.{name}.weight" in self._layout.shapes]

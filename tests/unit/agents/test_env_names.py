@@ -28,6 +28,8 @@ def files(tmp_path, monkeypatch):
     two = "gymnasium.register('mine_b/Other-v0', entry_point=Mine)\n"
     (tmp_path / "two_of_mine.py").write_text(REGISTERED.format(name="b") + two)
     (tmp_path / "none_of_mine.py").write_text(ENV)
+    text = "gymnasium.register('mine_d/Mine-v0', entry_point='text_of_mine:Mine')\n"
+    (tmp_path / "text_of_mine.py").write_text(ENV + text)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "deep_of_mine.py").write_text(REGISTERED.format(name="c"))
     (tmp_path / "here").mkdir()
@@ -56,6 +58,8 @@ def refused(env_id):
         ("env_of_mine:Mine", "env_of_mine:mine_a/Mine-v0"),
         ("env_of_mine:mine_a/Mien-v0", "env_of_mine:mine_a/Mine-v0"),
         ("folder/deep_of_mine.py:Mine", "folder.deep_of_mine:mine_c/Mine-v0"),
+        ("text_of_mine.py:Mine", "text_of_mine:mine_d/Mine-v0"),
+        ("text_of_mine:Mine", "text_of_mine:mine_d/Mine-v0"),
         ("two_of_mine:mine_b/Othr-v0", "two_of_mine:mine_b/Other-v0; it registers mine_b/Mine-v0, mine_b/Other-v0"),
     ],
 )

@@ -155,6 +155,39 @@ async def test_a_server_does_not_return_while_the_pool_is_paused():
     await pool.stop()
 
 
+async def test_a_server_does_not_return_in_a_pause_that_begins_while_it_is_let_go_on():
+    class Returning(ScriptedEngine):
+        async def resume(self):
+            await super().resume()
+            await pool.pause()
+
+    pool = EnginePool([Returning(lambda _prompt: range(100)), *engines(1)], check_every_s=60)
+    await pool.start()
+    pool._take_out(pool._members[0], EngineError("gone"))
+    await pool._check_all()
+    assert pool._members[0].fault is not None
+    await pool.stop()
+
+
+async def test_a_server_that_was_restarted_in_a_pause_does_not_return_with_other_weights():
+    class Restarted(ScriptedEngine):
+        """Paused, it cannot be told from one that loads new weights."""
+
+        async def health(self):
+            return replace(await super().health(), ok=self._paused)
+
+    members = [Restarted(lambda _prompt: range(100)), *engines(1)]
+    pool = EnginePool(members, check_every_s=60)
+    await pool.start()
+    await pool.pause()
+    pool._take_out(pool._members[0], EngineError("it did not go on"))
+    await pool.resume()
+    await pool._check_all()
+    await asyncio.gather(*(pool.generate([n], ONE) for n in range(8)))
+    assert members[0].log == []
+    await pool.stop()
+
+
 async def test_with_no_server_left_requests_fail_with_the_reasons():
     members = engines(1)
     pool = EnginePool(members)

@@ -1,14 +1,13 @@
-"""The optimizer with moments in bytes: what it keeps, that it learns as the other does, and that it resumes."""
-
+"""The learning rate. The optimizer with moments in bytes: what it keeps, that it learns as the other, and resumes."""
 
 import sys
 
 import pytest
 import torch
 
-from sparring.backend.trainer.optimizer import check_optimizer
+from sparring.backend.trainer.optimizer import check_optimizer, rate_factor
 from sparring.backend.trainer.trainer import AgentTrainer
-from sparring.config import LoraConfig
+from sparring.config import LoraConfig, TrainerConfig
 from sparring.errors import ConfigError
 
 # Long, since bitsandbytes is there in `make test-long` alone: where it is installed, every import of TRL loads it too.
@@ -77,3 +76,17 @@ def test_without_its_package_it_is_refused_before_anything_starts(kit, monkeypat
     with pytest.raises(ConfigError, match=r"pip install 'sparring\[bitsandbytes\]'"):
         check_optimizer(kit.make_config(optimizer="adamw_8bit").trainer)
     check_optimizer(kit.make_config().trainer)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [1 / 3, 2 / 3, 1, 1, 1, 1]),
+        ("linear", [1 / 3, 2 / 3, 1, 3 / 4, 2 / 4, 1 / 4]),
+        ("cosine", [1 / 3, 2 / 3, 1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2]),
+    ],
+)
+def test_the_rate_warms_up_and_follows_its_schedule_to_the_last_step(schedule, expected):
+    knobs = TrainerConfig(steps=6, warmup_steps=2, schedule=schedule)
+    assert [rate_factor(step, knobs) for step in range(6)] == pytest.approx(expected)
+    assert rate_factor(6, knobs) == pytest.approx(float(schedule == "constant"))  # the scheduler looks one step ahead
