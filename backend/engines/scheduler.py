@@ -54,7 +54,7 @@ class _Request:
 
 @dataclass(eq=False)
 class _Slot:
-    """`token_ids` are those whose keys it holds; `version` is that of the first of them, and `prompt` counts those that
+    """`token_ids` are those whose keys it holds; `version` is that of the first of them, and the first `prompt_length`
     came, or were to come, as a prompt.
 
     A slot without a request keeps what it holds: for its session's next turn, or, without a session, for any prompt
@@ -63,7 +63,7 @@ class _Slot:
 
     index: int
     token_ids: list[int] = field(default_factory=list)
-    prompt: int = 0
+    prompt_length: int = 0
     version: int = -1
     session_id: str | None = None
     request: _Request | None = None
@@ -191,7 +191,7 @@ class Scheduler:
                 continue
             length = min(_common_prefix(holds(slot), prompt), len(prompt) - 1)
             if self._deterministic:  # a decoding pass gives a token other last bits than a prompt's pass
-                length = min(length, slot.prompt)
+                length = min(length, slot.prompt_length)
                 length -= length % _EXACT_CHUNK
             if length > best_length:
                 best, best_length = slot, length
@@ -206,7 +206,7 @@ class Scheduler:
         slot = source if mine and source is not None else self._free_slot(spare=source)
         if source is not None and slot is not source:
             self.model.cache.copy_prefix(source.index, slot.index, length)
-        slot.token_ids, slot.prompt = request.prompt[:length], len(request.prompt)
+        slot.token_ids, slot.prompt_length = request.prompt[:length], len(request.prompt)
         slot.version, slot.request, slot.session_id = self.version, request, request.session_id
         request.slot, request.todo = slot, request.prompt[length:]
         self.stats["prefill_reused"] += length
@@ -366,5 +366,3 @@ def _common_prefix(a: list[int], b: list[int]) -> int:
         else:
             high = middle
     return low
-
-
