@@ -91,7 +91,7 @@ def evaluate(request: EvalRequest) -> int:
     policy = make_policy(subject.config)
     log = EvalLog(request.out, _settings(request, subject, sampling), overwrite=request.overwrite)
     try:
-        with sigterm_as_interrupt(), seldom_collecting():
+        with sigterm_as_interrupt():
             asyncio.run(_Evaluation(request, subject, policy, sampling, log, console).play(plans))
     except KeyboardInterrupt:
         kept = f"the same command goes on with the {len(log.episodes)} episodes in {log.path}"
@@ -163,9 +163,10 @@ class _Evaluation:
             return
         self.console.print(f"preparing {self.subject.name}", highlight=False)
         async with self._sessions() as sessions:
-            for plan in plans:
-                if missing[plan.name]:
-                    await self._play_plan(plan, missing[plan.name], sessions)
+            with seldom_collecting():  # by now all that it is to leave alone has been imported
+                for plan in plans:
+                    if missing[plan.name]:
+                        await self._play_plan(plan, missing[plan.name], sessions)
 
     def _missing(self, plan: _Plan) -> list[tuple[GroupSpec, int]]:
         played = (self.log.episodes.get(key) for key in plan.keys)
