@@ -184,9 +184,12 @@ def load_checkpoint(
     folder: Path,
     model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
-    scheduler: torch.optim.lr_scheduler.LRScheduler,
+    scheduler: torch.optim.lr_scheduler.LambdaLR,
 ) -> None:
     """Restore model (or its adapter), optimizer, scheduler and generators exactly.
+
+    The rate is that of the schedule as it is now: a run that goes on for more steps than it was begun with would first
+    train at the rate of its former end, which may be none.
 
     Raises:
         TrainerError: the checkpoint is cut off, damaged, or of another model; nothing has changed then.
@@ -209,6 +212,10 @@ def load_checkpoint(
             targets[name].copy_(part_of(value, targets[name]))
     _restore_optimizer(optimizer, dict(model.named_parameters()), state, document["optimizer"])
     scheduler.load_state_dict({**scheduler.state_dict(), **document["scheduler"]})
+    factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+    scheduler._last_lr = [base * factor for base, factor in zip(scheduler.base_lrs, factors, strict=True)]
+    for group, rate in zip(optimizer.param_groups, scheduler._last_lr, strict=True):
+        group["lr"] = rate
     _restore_rng(generators, document["rng"])
 
 

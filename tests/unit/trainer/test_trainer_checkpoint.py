@@ -76,6 +76,18 @@ def test_a_checkpoint_restores_everything_bit_for_bit(training, tiny_qwen3, tmp_
     assert other.scheduler.get_last_lr() == training.scheduler.get_last_lr()
 
 
+def test_a_schedule_that_ends_later_by_now_gives_the_rate_of_now(training, tiny_qwen3, tmp_path):
+    training.scheduler.lr_lambdas = [lambda i: 1 - i / 2]
+    training.step()
+    assert training.scheduler.get_last_lr() == [0.0]
+    other = Training(tiny_qwen3, seed=2)
+    other.scheduler.lr_lambdas = [lambda i: 1 - i / 4]
+    other.load(training.save(tmp_path, 2))
+    assert [group["lr"] for group in other.optimizer.param_groups] == other.scheduler.get_last_lr() == [0.5e-2]
+    other.step()
+    assert other.scheduler.get_last_lr() == [0.25e-2]
+
+
 def test_a_checkpoint_is_a_hugging_face_folder(training, tmp_path):
     folder = training.save(tmp_path, 1)
     loaded = AutoModelForCausalLM.from_pretrained(folder)
