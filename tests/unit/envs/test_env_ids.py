@@ -133,14 +133,14 @@ def test_an_unknown_id_names_the_nearest():
 
 @pytest.mark.slow
 def test_importing_the_environments_is_light():
-    """Processor time of fresh interpreters, best of several: a busy machine only ever adds."""
+    """Beside Gymnasium, which they need, in processor time of fresh interpreters: little more than that alone takes."""
     code = (
-        "import time; start = time.process_time(); import sparring.envs; took = time.process_time() - start;"
-        "import sys; print(took, 'torch' in sys.modules)"
+        "import sys, time; start = time.process_time(); import gymnasium; alone = time.process_time() - start;"
+        "import sparring.envs; print((time.process_time() - start) / alone, 'torch' in sys.modules)"
     )
     runs = [
         subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for _ in range(7)
+        for _ in range(5)
     ]
     assert {run.split()[1] for run in runs} == {"False"}
-    assert min(float(run.split()[0]) for run in runs) < 0.2
+    assert min(float(run.split()[0]) for run in runs) < 1.6
