@@ -175,7 +175,7 @@ class TrainerConfig(_Section):
     adam_betas: tuple[float, float] = (0.9, 0.99)
     warmup_steps: int = Field(0, ge=0)
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="the learning rate after its warm-up: as it is, or falling to nothing by the end"
+        "constant", description="the learning rate after its warm-up: as it is, or falling to nothing by `steps`"
     )
     max_grad_norm: float = Field(1.0, gt=0)
     lora: LoraConfig | None = Field(

@@ -157,9 +157,10 @@ class EnginePool(Engine):
         await self._everywhere(lambda engine: engine.pause(mode))
 
     async def stage_weights(self, version: int, source: WeightSource) -> WeightSource:
-        for member in self._members:
-            # It missed earlier weights, or lost them in a restart: no request may go there until it has these.
-            member.returning = member.fault is not None and await self._answers(member)
+        out = [member for member in self._members if member.fault is not None]
+        # They missed earlier weights, or lost them in a restart: no request may go there until they have these.
+        for member, answers in zip(out, await asyncio.gather(*map(self._answers, out)), strict=True):
+            member.returning = answers
         shared = source if isinstance(source, Path) else list(source)
 
         async def on(engine: Engine) -> None:
