@@ -99,7 +99,7 @@ def _check_hub_id(path: str) -> None:
     if Path(path).expanduser().exists() or path.count("/") != 1 or path.startswith((".", "/", "~")):
         raise ConfigError(
             f"model.path={path!r} is no Hugging Face folder (it holds no config.json), "
-            "nor 'smollm2', 'tiny-qwen3' or a hub id"
+            "nor 'smollm2', 'tiny-qwen3' or a hub id (OWNER/NAME)"
         )
 
 

@@ -46,7 +46,7 @@ def find_subject(model: str, env_id: str, overrides: Sequence[str], *, remote: b
     """
     overrides = [_SYNCHRONOUS, *overrides]
     if remote:
-        _require(env_id, model)
+        _require(env_id, f"with --base-url, {model} is a name that the endpoint serves, and no run")
         document = _document(model, env_id, max_length=1 << 20, max_new_tokens=4096)
         return Subject(model, make_config(document, overrides, name="eval").config, None)
     from sparring.backend.models import resolve_model
@@ -61,7 +61,7 @@ def find_subject(model: str, env_id: str, overrides: Sequence[str], *, remote: b
             return Subject(str(folder), load_config(run.config, overrides).config, resolve_model(str(folder)))
     _refuse_missing(model, path)
     folder = resolve_model(model)
-    _require(env_id, model)
+    _require(env_id, f"{model} is no run")
     max_length = _context_length(folder)
     document = _document(model, env_id, max_length=max_length, max_new_tokens=min(1024, max_length // 2))
     return Subject(model, make_config(document, overrides, name="eval").config, folder)
@@ -87,9 +87,9 @@ def _is_local(path: Path) -> bool:
     return path.parts[0] == "runs" or path.parent.is_dir()
 
 
-def _require(env_id: str, model: str) -> None:
+def _require(env_id: str, why: str) -> None:
     if not env_id:
-        raise ConfigError(f"--env is needed: {model} is no run, whose own environment it could be")
+        raise ConfigError(f"--env is needed: {why}, whose own environment it could be")
 
 
 def _document(model: str, env_id: str, *, max_length: int, max_new_tokens: int) -> dict[str, Any]:
