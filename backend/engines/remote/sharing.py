@@ -15,7 +15,7 @@ def over_same_memory(views: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Ten
 
     Whenever PyTorch shares a tensor of a GPU, it wraps the memory of its storage in one more layer. A buffer that lives
     on, and whose hundreds of views are shared for every update, would have so many of them after some dozen updates
-    that freeing them, each from within the last, overflows the stack.
+    that freeing them, each from within the last, is thought to overflow the stack (seen: a crash after 63 updates).
     """
     fresh: dict[int, torch.UntypedStorage] = {}
     moved = []
