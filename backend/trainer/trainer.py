@@ -457,7 +457,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         sequences = self._ranks.from_main(lambda: self._probe_sequences and self._probe_sequences())
         if sequences is not None and (self._main or self._ranks.sharded):
             self.drift = probe(self._policy, sequences, self.run_config, device=self.args.device)
-        if self.run_config.trainer.compile:
+        if self.run_config.trainer.compile and step < self.state.max_steps:
             compile_ahead(self._policy, self.args.device, self.run_config.trainer.token_budget)
         self._evaluate_now(step)
         if self._main and step < self.state.max_steps:

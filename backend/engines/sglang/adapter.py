@@ -23,6 +23,7 @@ from torch import Tensor
 from sparring.backend.engines.base import WeightSource
 from sparring.backend.engines.remote.layout import WeightLayout
 from sparring.backend.engines.remote.transport import Transport
+from sparring.backend.engines.sglang.verify import STACKED
 from sparring.backend.lora import ADAPTER_FILE, FILE_PREFIX, read_adapter
 from sparring.config import LoraConfig
 from sparring.errors import ConfigError, EngineError
@@ -30,7 +31,6 @@ from sparring.errors import ConfigError, EngineError
 __all__ = ["AdapterLoader", "StagedAdapter", "served_modules"]
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
-_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _UNLOAD_S = 30.0
 
 
@@ -162,7 +162,7 @@ class AdapterLoader:
     def _partners(self, layer: str) -> list[str]:
         """This layer and those that SGLang computes with it: an adapter must have them all, or is misread."""
         parent, _, last = layer.rpartition(".")
-        together = next((group for group in _TOGETHER if last in group), (last,))
+        together = [name for name, stack in STACKED.items() if stack == STACKED.get(last)] or [last]
         return [f"{parent}.{name}" for name in together if f"{parent}.{name}.weight" in self._layout.shapes]
 
 

@@ -18,6 +18,7 @@ from sparring.backend.engines.sglang.checksum import ACTION, parameter_checksums
 from sparring.errors import EngineError
 
 __all__ = [
+    "STACKED",
     "CannotTell",
     "Checksums",
     "Comparison",
@@ -31,7 +32,7 @@ Checksums = Mapping[str, tuple[int, str]]
 """Checksum and type by parameter, as `parameter_checksums` gives them."""
 
 # SGLang's models stack these on each other. A name that is not here is the same on both sides.
-_STACKED = {
+STACKED = {
     "q_proj": "qkv_proj",
     "k_proj": "qkv_proj",
     "v_proj": "qkv_proj",
@@ -105,4 +106,4 @@ async def held_checksums(transport: Transport, *, deadline_s: float) -> Checksum
 
 
 def _stacked(name: str) -> str:
-    return ".".join(_STACKED.get(part, part) for part in name.split("."))
+    return ".".join(STACKED.get(part, part) for part in name.split("."))
