@@ -53,7 +53,8 @@ def rate_factor(step: int, knobs: TrainerConfig) -> float:
     """What the learning rate is multiplied with in the optimizer step that follows `step` others."""
     if step < knobs.warmup_steps:
         return (step + 1) / (knobs.warmup_steps + 1)
-    left = max(0.0, (knobs.steps - step) / max(1, knobs.steps - knobs.warmup_steps))  # 1 at first
+    falling = knobs.decay_steps or max(1, knobs.steps - knobs.warmup_steps)
+    left = min(1.0, max(0.0, (knobs.steps - step) / falling))
     return {"constant": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}[knobs.schedule]
 
 

@@ -177,6 +177,11 @@ class TrainerConfig(_Section):
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="the learning rate after its warm-up: as it is, or falling to nothing by `steps`"
     )
+    decay_steps: int | None = Field(
+        None,
+        ge=1,
+        description="linear, cosine: the rate falls in the last so many steps alone; null: from the warm-up on",
+    )
     max_grad_norm: float = Field(1.0, gt=0)
     lora: LoraConfig | None = Field(
         None, description="train an adapter alone, the model frozen: `lora: {}`; wants a learning rate about ten times"
@@ -201,6 +206,12 @@ class TrainerConfig(_Section):
     max_logprob_drift: float | None = Field(
         None, gt=0, description="the probe refuses above this mean |Δ log p|; default 0.1 in bfloat16, 0.001 in float32"
     )
+
+    @model_validator(mode="after")
+    def _check_decay(self) -> Self:
+        if self.decay_steps is not None and self.schedule == "constant":
+            raise ValueError("trainer.decay_steps needs a rate that falls: set trainer.schedule=linear or cosine")
+        return self
 
     @model_validator(mode="after")
     def _check_what_is_sharded(self) -> Self:

@@ -90,3 +90,15 @@ def test_the_rate_warms_up_and_follows_its_schedule_to_the_last_step(schedule, e
     knobs = TrainerConfig(steps=6, warmup_steps=2, schedule=schedule)
     assert [rate_factor(step, knobs) for step in range(6)] == pytest.approx(expected)
     assert rate_factor(6, knobs) == pytest.approx(float(schedule == "constant"))  # the scheduler looks one step ahead
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_rate_stays_until_its_last_steps(schedule):
+    knobs = TrainerConfig(steps=6, schedule=schedule, decay_steps=2)
+    assert [rate_factor(step, knobs) for step in range(6)] == pytest.approx([1, 1, 1, 1, 1, 1 / 2])
+    assert rate_factor(6, knobs) == 0
+
+
+def test_a_rate_that_never_falls_takes_no_steps_to_fall():
+    with pytest.raises(ValueError, match=r"trainer\.schedule=linear or cosine"):
+        TrainerConfig(decay_steps=2)
