@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -128,11 +127,15 @@ class EpisodeRow:
 
 
 def encode_logprobs(arrays: Sequence[NDArray[np.float32]]) -> bytes:
-    """The stored form of one array a sequence; NaN, which JSON has not, is null."""
-    lists = [[None if np.isnan(value) else value for value in array.tolist()] for array in arrays]
-    return zlib.compress(json.dumps(lists, allow_nan=False).encode(), level=1)
+    """The stored form of one array a sequence: their number and lengths, then what they hold, all little-endian."""
+    lengths = np.array([len(arrays), *map(len, arrays)], "<u4")
+    return zlib.compress(b"".join([lengths.tobytes(), *(array.astype("<f4").tobytes() for array in arrays)]), level=1)
 
 
 def decode_logprobs(data: bytes) -> list[NDArray[np.float32]]:
     """Inverse of `encode_logprobs`."""
-    return [np.array(values, dtype=np.float32) for values in json.loads(zlib.decompress(data))]
+    whole = zlib.decompress(data)
+    count = int(np.frombuffer(whole, "<u4", 1)[0])
+    lengths = np.frombuffer(whole, "<u4", count, offset=4)
+    values = np.frombuffer(whole, "<f4", offset=4 * (1 + count)).astype(np.float32)
+    return np.split(values, np.cumsum(lengths)[:-1]) if count else []

@@ -27,7 +27,7 @@ from sparring.types import EPISODE_STATES
 
 __all__ = ["BUFFER_SCHEMA", "check_schema", "check_soundness", "connect", "create_tables", "translated_errors"]
 
-BUFFER_SCHEMA = 1
+BUFFER_SCHEMA = 2
 _BUSY_TIMEOUT_S = 10.0
 
 _TABLES = f"""

@@ -9,6 +9,7 @@ What no loss term needs is left out: a sequence ends before its last action toke
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -100,7 +101,8 @@ def common_prefix(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
 
 
 def split_rows(samples: Sequence[Sample], token_budget: int, at_least: int = 1) -> list[list[Sample]]:
-    """Sort samples by their tokens and cut them into rows of at most `token_budget` forwarded tokens and loss terms.
+    """Sort samples by their tokens and cut them into rows of at most `token_budget` forwarded tokens and loss terms:
+    as few as that allows, and as even as so few can be. A small row at the end would keep a GPU from its work.
 
     Args:
         at_least: rows wanted, one for each rank; fewer come back where there are fewer samples.
@@ -108,22 +110,32 @@ def split_rows(samples: Sequence[Sample], token_budget: int, at_least: int = 1) 
     Raises:
         TrainerError: a single sequence exceeds the budget, or its first token is an action (nothing predicts it).
     """
+    if not samples:
+        return []
     for sample in samples:
         _check(sample, token_budget)
     ordered = sorted(samples, key=lambda s: s.context.astype(">i8").tobytes())
-    costs = [len(ordered[0].context)] if ordered else []
-    costs += [len(b.context) - common_prefix(a.context, b.context) for a, b in pairwise(ordered)]
-    budget = min(token_budget, max(1, -(-sum(costs) // at_least)))
-    rows: list[list[Sample]] = []
-    tokens = terms = 0
-    for sample, shared_cost in zip(ordered, costs, strict=True):
-        actions = int(sample.action_mask.sum())
-        if not rows or tokens + shared_cost > budget or terms + actions > token_budget:
-            rows.append([])
-            tokens, terms, shared_cost = 0, 0, len(sample.context)
-        rows[-1].append(sample)
-        tokens, terms = tokens + shared_cost, terms + actions
-    return rows
+    whole = [len(sample.context) for sample in ordered]
+    novel = [whole[0], *(len(b.context) - common_prefix(a.context, b.context) for a, b in pairwise(ordered))]
+    terms = [int(sample.action_mask.sum()) for sample in ordered]
+
+    def starts(limit: int) -> list[int]:
+        """Where the rows begin if each is filled up to `limit`; a sample beyond it has a row of its own."""
+        found: list[int] = []
+        tokens = scored = 0
+        for i, (cost, scores) in enumerate(zip(novel, terms, strict=True)):
+            if not found or max(tokens + cost, scored + scores) > limit:
+                found.append(i)
+                tokens, scored, cost = 0, 0, whole[i]
+            tokens, scored = tokens + cost, scored + scores
+        return found
+
+    wanted = min(at_least, len(ordered))
+    most = max(len(starts(token_budget)), wanted)
+    limit = 1 + bisect_left(range(1, token_budget), True, key=lambda limit: len(starts(limit)) <= most)
+    if len(starts(limit)) < wanted:
+        limit -= 1
+    return [ordered[a:b] for a, b in pairwise([*starts(limit), len(ordered)])]
 
 
 def pack(samples: Sequence[Sample], *, share: bool = True, sliding_window: int | None = None) -> PackedRow:

@@ -313,8 +313,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         """Forward and backward over all micro-batches of a step; the gradient is that of the step's loss."""
         model.train()
         budget, world = self.run_config.trainer.token_budget, self._ranks.count
-        rows = split_rows(inputs.samples, budget, at_least=world)
-        mine, spare = self._ranks.share(rows)
+        mine, spare = self._ranks.share(rows := split_rows(inputs.samples, budget, at_least=world))
         meter = StepMeter()
         loss = torch.zeros((), device=self.args.device)
         forwarded = unpacked = 0
@@ -323,8 +322,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         prepared = prepare_step(self.objective, inputs, earlier or {})
         if self._critic is not None:
             inputs = self._step = self._with_critic(model, inputs, mine + spare)
-            rows = split_rows(inputs.samples, budget, at_least=world)
-            mine, spare = self._ranks.share(rows)
+            mine, spare = self._ranks.share(rows := split_rows(inputs.samples, budget, at_least=world))
             prepared = {**prepared, "critic/step": float(self.state.global_step)}
         with self._clock.phase("train"):
             for i, samples in enumerate(passes := mine + spare):
@@ -429,12 +427,13 @@ class AgentTrainer(AsyncGRPOTrainer):
         if not held:
             self.publish()
         self._record |= self._clock.record(self._record["tokens/forwarded"])
-        self._report(self._record)
-        if self._on_trained is not None and self._main:
-            self._on_trained(step, logprobs_by_episode(self._groups, ChainMap(*self._scored)))
-        # Reported before the checkpoint, or a kill between the two would lose the record: a checkpoint's time counts
-        # to the next step. An evaluation's counts to none.
+        # The clock goes on at once and leaves no second out: what follows counts to the next step, but for an
+        # evaluation, which counts to none. Reported before the checkpoint, or a kill between the two would lose it.
         self._clock.restart()
+        with self._clock.phase("record"):
+            self._report(self._record)
+            if self._on_trained is not None and self._main:
+                self._on_trained(step, logprobs_by_episode(self._groups, ChainMap(*self._scored)))
         every = self.run_config.trainer.checkpoint_every
         due = (every and step % every == 0) or step >= self.state.max_steps
         if self._ranks.from_main(lambda: self._awaits_evaluation(step)) or due:

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import time
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -73,6 +75,20 @@ def test_every_step_writes_its_metrics_and_evaluations_are_apart(make_trainer):
     assert 0 < step["ess"] <= 1
     assert step["packing"] > 1.3
     assert step["micro_batches"] > 1
+
+
+def test_the_steps_take_all_the_time_that_passes(make_trainer):
+    """What is reported and kept between two steps once counted to neither: a second a step, unseen."""
+    reported = []
+
+    def on_step(record):
+        reported.append((time.perf_counter(), record))
+        time.sleep(0.05)
+
+    make_trainer(on_step=on_step, on_trained=lambda step, logprobs: time.sleep(0.05)).train()
+    for (before, _), (now, record) in pairwise(reported):
+        assert record["time/record_s"] >= 0.1
+        assert record["time/step_s"] == pytest.approx(now - before, abs=0.03)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """objectives.md, test 1: packed = unpacked = tree-packed, in loss and in every gradient."""
 
+from itertools import combinations, pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -148,6 +149,23 @@ def test_rows_keep_to_the_budget_and_lose_nothing(budget, ranks, seed):
         packed = pack(row)
         assert packed.tokens <= budget
         assert len(packed.targets) <= budget
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_are_as_few_and_then_as_even_as_can_be(seed):
+    rng = np.random.default_rng(seed)
+    samples = [_sample(rng.integers(0, 3, rng.integers(3, 20)), i) for i in range(9)]
+    rows = split_rows(samples, 40)
+    ordered = [sample for row in rows for sample in row]
+    packed = {(a, b): pack(ordered[a:b]) for a, b in combinations(range(len(ordered) + 1), 2)}
+    sizes = {cut: max(row.tokens, len(row.targets)) for cut, row in packed.items()}
+
+    def largest(cuts):
+        return max(sizes[cut] for cut in pairwise([0, *cuts, len(ordered)]))
+
+    assert all(largest(cuts) > 40 for cuts in combinations(range(1, len(ordered)), len(rows) - 2))
+    best = min(largest(cuts) for cuts in combinations(range(1, len(ordered)), len(rows) - 1))
+    assert largest(np.cumsum([len(row) for row in rows])[:-1]) == best
 
 
 @pytest.mark.parametrize(
