@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -22,6 +23,8 @@ from sparring.backend.engines.base import (
 from sparring.errors import EngineError
 
 __all__ = ["EnginePool"]
+
+_log = logging.getLogger(__name__)
 
 _PREFIX_TOKENS = 64  # requests of one group, and turns of one episode, agree on so many tokens
 _REMEMBERED = 65536
@@ -175,7 +178,7 @@ class EnginePool(Engine):
         await self._everywhere(lambda engine: engine.update_weights(version, self._staged.pop(engine)[1]))
         self.version = version
         for member in self._reached():
-            member.fault, member.returning = None, False
+            self._take_back(member)
 
     async def resume(self) -> None:
         self._paused = False
@@ -241,7 +244,15 @@ class EnginePool(Engine):
         self._reached()
 
     def _take_out(self, member: _Member, error: EngineError) -> None:
+        known = member.fault is not None  # to other requests that failed there
         member.take_out(f"server {self._members.index(member)} was taken out: {error}")
+        if not known:
+            _log.warning("%s; its requests go to the others", member.fault)
+
+    def _take_back(self, member: _Member) -> None:
+        if member.fault is not None:
+            _log.warning("server %d of the pool is back", self._members.index(member))
+        member.fault, member.returning = None, False
 
     async def _is_to_blame(self, member: _Member, error: EngineError) -> bool:
         """Whether a request failed for its member, which is out then; else the request would fail elsewhere too."""
@@ -282,4 +293,4 @@ class EnginePool(Engine):
                     await member.engine.resume()  # it may have been taken out for failing just that
                     # Paused, it passed with whatever weights; and meanwhile the pool may have been paused.
                     if await self._healthy(member) and self._may_return(member):
-                        member.fault = None
+                        self._take_back(member)

@@ -36,7 +36,7 @@ async def test_a_server_that_is_much_busier_loses_its_prefix():
     await pool.stop()
 
 
-async def test_a_dead_server_is_taken_out_and_its_requests_move():
+async def test_a_dead_server_is_taken_out_and_its_requests_move(caplog):
     members = engines(2, latency_s=0.001)
     pool = EnginePool(members, check_every_s=60)
     await pool.start()
@@ -47,6 +47,7 @@ async def test_a_dead_server_is_taken_out_and_its_requests_move():
     health = await pool.health()
     assert health.ok  # the other server takes its requests
     assert "server 0 was taken out: killed" in health.detail
+    assert [record.message for record in caplog.records] == [f"{health.detail}; its requests go to the others"]
     await pool.stop()
 
 
