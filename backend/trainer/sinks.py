@@ -41,12 +41,16 @@ def check_sinks(names: Sequence[str]) -> None:
 
 
 class Sinks:
-    """Every record to every service. One that fails is dropped with a warning: `metrics.jsonl` has all, and the run
-    goes on.
+    """Every record to every service. One that fails later is dropped with a warning: `metrics.jsonl` has all, and the
+    run goes on.
 
     Args:
         resume_from: step of the checkpoint that the run goes on from. Later steps happen again: tensorboard hides what
             it had of them; in wandb and trackio they stand twice.
+
+    Raises:
+        ConfigError: one of them does not begin: no login, no network, a broken package. No step has been made yet, and
+            whoever asked for it can still mend it.
     """
 
     def __init__(self, config: RunConfig, run_dir: Path, resume_from: int | None) -> None:
@@ -55,7 +59,12 @@ class Sinks:
             try:
                 self._open[name] = _SINKS[name](config, run_dir, resume_from)
             except Exception as error:
-                _warn(name, error)
+                self.close()
+                others = ",".join(other for other in config.trainer.report_to if other != name)
+                raise ConfigError(
+                    f"trainer.report_to: {name} does not begin: {_in_words(error)}. Mend that, or leave it out "
+                    f"(trainer.report_to=[{others}]), and go on with the run by --resume"
+                ) from error
 
     def write(self, record: Mapping[str, Any]) -> None:
         """The numbers of a record of `metrics.jsonl`; those of an evaluation under `eval/`."""
@@ -79,8 +88,12 @@ class Sinks:
 
 
 def _warn(name: str, error: Exception) -> None:
-    """A service's client may raise anything."""
-    _log.warning("trainer.report_to: %s failed, it gets nothing more: %s: %s", name, type(error).__name__, error)
+    _log.warning("trainer.report_to: %s failed, it gets nothing more: %s", name, _in_words(error))
+
+
+def _in_words(error: Exception) -> str:
+    """In one line: a service's client may raise anything."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
 
 
 class _TensorBoard:

@@ -1,8 +1,10 @@
-"""Numbers of a run in tensorboard, wandb and trackio: read back from what those wrote. None of them can end a run."""
+"""Numbers of a run in tensorboard, wandb and trackio: read back from what those wrote. None of them can end a run that
+has begun."""
 
 import importlib.util
 import json
 import os
+import shutil
 import sqlite3
 import struct
 import subprocess
@@ -151,8 +153,45 @@ def test_a_service_that_is_not_installed_is_refused_before_anything_starts(monke
         check_sinks(["wandb"])
 
 
-def test_a_service_that_fails_is_dropped_and_the_run_goes_on(kit, tmp_path, caplog):
+def test_a_service_that_does_not_begin_is_told_before_the_first_step(kit, tmp_path):
     pytest.importorskip("tensorboard")
     (tmp_path / "tensorboard").write_text("a file where the folder would be")
-    write(kit.make_config(report_to=["tensorboard"]), tmp_path)
-    assert "trainer.report_to: tensorboard failed, it gets nothing more" in caplog.text
+    with pytest.raises(ConfigError, match=r"report_to: tensorboard does not begin: FileExistsError: .*report_to=\[\]"):
+        Sinks(kit.make_config(report_to=["tensorboard"]), tmp_path, None)
+
+
+@pytest.mark.slow
+def test_wandb_without_a_login_is_told_at_once_and_the_others_that_had_begun_are_closed(kit, tmp_path):
+    pytest.importorskip("wandb")
+    code = (
+        "import sys; from pathlib import Path; from sparring.config import RunConfig\n"
+        "from sparring.backend.trainer.sinks import Sinks\n"
+        "Sinks(RunConfig.model_validate_json(sys.stdin.read()), Path.cwd(), None)"
+    )
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    ended = subprocess.run(  # a home of its own: no key of whoever runs the test
+        [sys.executable, "-c", code],
+        input=kit.make_config(report_to=["tensorboard", "wandb"]).model_dump_json(),
+        env={**alone, "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    *_, told = ended.stderr.strip().splitlines()
+    assert told.startswith(
+        "sparring.errors.ConfigError: trainer.report_to: wandb does not begin: UsageError: No API key"
+    )
+    assert "trainer.report_to=[tensorboard]" in told
+    assert scalars(tmp_path) == {}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of tensorboard's own thread
+def test_a_service_that_fails_in_mid_run_is_dropped_and_the_run_goes_on(kit, tmp_path, caplog):
+    pytest.importorskip("tensorboard")
+    sinks = Sinks(kit.make_config(report_to=["tensorboard"]), tmp_path, None)
+    shutil.rmtree(tmp_path / "tensorboard")
+    for record in RECORDS:
+        sinks.write(record)
+    sinks.close()
+    assert caplog.text.count("trainer.report_to: tensorboard failed, it gets nothing more: FileNotFoundError") == 1
