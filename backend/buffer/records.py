@@ -133,8 +133,15 @@ def encode_logprobs(arrays: Sequence[NDArray[np.float32]]) -> bytes:
 
 
 def decode_logprobs(data: bytes) -> list[NDArray[np.float32]]:
-    """Inverse of `encode_logprobs`."""
-    whole = zlib.decompress(data)
+    """Inverse of `encode_logprobs`.
+
+    Raises:
+        ValueError: the bytes are damaged.
+    """
+    try:
+        whole = zlib.decompress(data)
+    except zlib.error as error:
+        raise ValueError(f"stored log-probabilities are damaged: {error}") from error
     count = int(np.frombuffer(whole, "<u4", 1)[0])
     lengths = np.frombuffer(whole, "<u4", count, offset=4)
     values = np.frombuffer(whole, "<f4", offset=4 * (1 + count)).astype(np.float32)

@@ -120,9 +120,16 @@ class BufferView:
         return None if row.failure_kind is None or row.pruned else self.trajectory(row.episode_id).failure
 
     def trained_logprobs(self, episode_id: str) -> list[NDArray[np.float32]] | None:
-        """What the trainer gave each action token of an episode, by sequence; None where it was not trained."""
+        """What the trainer gave each action token of an episode, by sequence; None where it was not trained.
+
+        Raises:
+            BufferStateError: they cannot be read.
+        """
         rows = self._query("SELECT data FROM trained_logprobs WHERE episode_id = ?", (episode_id,))
-        return decode_logprobs(rows[0][0]) if rows else None
+        try:
+            return decode_logprobs(rows[0][0]) if rows else None
+        except ValueError as error:
+            raise BufferStateError(f"episode {episode_id} in {self.path} cannot be read: {error}") from error
 
     def _no_episode(self, episode_id: str) -> BufferStateError:
         return BufferStateError(f"{self.path} holds no episode {episode_id!r}: `sparring view` lists those it holds")

@@ -53,7 +53,8 @@ def rate_factor(step: int, knobs: TrainerConfig) -> float:
     """What the learning rate is multiplied with in the optimizer step that follows `step` others."""
     if step < knobs.warmup_steps:
         return (step + 1) / (knobs.warmup_steps + 1)
-    falling = knobs.decay_steps or max(1, knobs.steps - knobs.warmup_steps)
+    falling = knobs.steps - knobs.warmup_steps  # all that follow the warm-up, where fewer than `decay_steps` do
+    falling = max(1, min(falling, knobs.decay_steps or falling))
     left = min(1.0, max(0.0, (knobs.steps - step) / falling))
     return {"constant": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}[knobs.schedule]
 

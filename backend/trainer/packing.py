@@ -133,9 +133,11 @@ def split_rows(samples: Sequence[Sample], token_budget: int, at_least: int = 1) 
     wanted = min(at_least, len(ordered))
     most = max(len(starts(token_budget)), wanted)
     limit = 1 + bisect_left(range(1, token_budget), True, key=lambda limit: len(starts(limit)) <= most)
-    if len(starts(limit)) < wanted:
-        limit -= 1
-    return [ordered[a:b] for a, b in pairwise([*starts(limit), len(ordered)])]
+    ends = [*starts(limit), len(ordered)]
+    while len(ends) <= wanted:  # a limit lower by one may give far more rows than are wanted
+        a, b = max(pairwise(ends), key=lambda row: row[1] - row[0])
+        ends = sorted([*ends, (a + b) // 2])
+    return [ordered[a:b] for a, b in pairwise(ends)]
 
 
 def pack(samples: Sequence[Sample], *, share: bool = True, sliding_window: int | None = None) -> PackedRow:

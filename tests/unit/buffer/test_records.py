@@ -15,3 +15,11 @@ def test_log_probabilities_round_trip_exactly_with_their_gaps(lengths):
     assert len(after) == len(before)
     for a, b in zip(after, before, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_log_probabilities_that_are_damaged_anywhere_are_refused():
+    data = encode_logprobs([np.linspace(-1, 0, 5, dtype=np.float32)])
+    for i in range(len(data)):
+        for damaged in (data[:i], data[:i] + bytes([data[i] ^ 0x55]) + data[i + 1 :]):
+            with pytest.raises(ValueError, match="damaged"):
+                decode_logprobs(damaged)

@@ -71,9 +71,12 @@ def test_a_failed_episode_round_trips_without_a_reward():
     assert after.failed
 
 
-def test_damaged_bytes_are_refused():
-    with pytest.raises(ValueError, match="damaged"):
-        decode_trajectory(b"not a trajectory")
+def test_bytes_that_are_damaged_anywhere_are_refused():
+    data = encode_trajectory(trajectory())
+    for i in range(len(data)):
+        for damaged in (data[:i], data[:i] + bytes([data[i] ^ 0x55]) + data[i + 1 :]):
+            with pytest.raises(ValueError, match="damaged"):
+                decode_trajectory(damaged)
 
 
 @pytest.mark.parametrize(

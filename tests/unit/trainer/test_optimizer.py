@@ -99,6 +99,12 @@ def test_the_rate_stays_until_its_last_steps(schedule):
     assert rate_factor(6, knobs) == 0
 
 
+def test_a_run_with_fewer_steps_than_the_rate_may_fall_in_begins_at_the_whole_rate():
+    longer, just = (TrainerConfig(steps=6, warmup_steps=2, schedule="linear", decay_steps=n) for n in (40, 4))
+    assert [rate_factor(step, longer) for step in range(7)] == [rate_factor(step, just) for step in range(7)]
+    assert rate_factor(2, longer) == 1
+
+
 def test_a_rate_that_never_falls_takes_no_steps_to_fall():
     with pytest.raises(ValueError, match=r"trainer\.schedule=linear or cosine"):
         TrainerConfig(decay_steps=2)

@@ -1,5 +1,6 @@
 """objectives.md, test 1: packed = unpacked = tree-packed, in loss and in every gradient."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 from types import SimpleNamespace
 
@@ -166,6 +167,16 @@ def test_rows_are_as_few_and_then_as_even_as_can_be(seed):
     assert all(largest(cuts) > 40 for cuts in combinations(range(1, len(ordered)), len(rows) - 2))
     best = min(largest(cuts) for cuts in combinations(range(1, len(ordered)), len(rows) - 1))
     assert largest(np.cumsum([len(row) for row in rows])[:-1]) == best
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5, 8, 9])
+@pytest.mark.parametrize("budget", [10, 14, 100])
+def test_ranks_get_no_more_rows_than_they_need(ranks, budget):
+    """Answers of one token to one prompt: were a row below the prompt's length, each would be in one of its own."""
+    samples = [replace(_sample(np.arange(11), i), action_mask=np.arange(11) == 10) for i in range(8)]
+    rows = split_rows(samples, budget, at_least=ranks)
+    assert [s.index for row in rows for s in row] == list(range(8))
+    assert len(rows) == min(ranks, 8)
 
 
 @pytest.mark.parametrize(
