@@ -45,8 +45,16 @@ def load_module(source: str, key: str) -> ModuleType:
         raise
     except Exception as error:  # whatever the user's code raises
         missing = isinstance(error, ModuleNotFoundError) and f"{source}.".startswith(f"{error.name}.")
-        what = (lacking(error) or str(error)) if missing else f"importing {source} failed: {described(error)}"
+        what = (lacking(error) or _not_found(error)) if missing else f"importing {source} failed: {described(error)}"
         raise ConfigError(f"{key}: {what}") from error
+
+
+def _not_found(error: Exception) -> str:
+    """With the folders that were searched for it, but for those of Python itself and of its packages."""
+    given = dict.fromkeys(Path(folder).resolve() for folder in sys.path)
+    folders = [str(f) for f in given if not any(f.is_relative_to(p) for p in (sys.prefix, sys.base_prefix))]
+    places = ", ".join(["the installed packages", *folders])
+    return f"{error}; it was sought in {places}, and PYTHONPATH may name more folders"
 
 
 def call_factory(make: Callable[..., Any], kwargs: Mapping[str, Any], what: str) -> Any:

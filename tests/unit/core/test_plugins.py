@@ -32,6 +32,19 @@ def test_what_is_missing_is_named(spec, expected):
     assert expected in str(error.value)
 
 
+def test_the_folders_that_were_searched_for_a_module_are_named(tmp_path, monkeypatch):
+    mine = tmp_path / "mine"
+    (mine / "package_of_mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(mine), ""])
+    for source in ("my_envv", "package_of_mine.my_envv"):
+        with pytest.raises(ConfigError, match=rf"No module named '{source}'; it was sought in .*PYTHONPATH") as caught:
+            load_attribute(f"{source}:x", "env.id")
+        assert f"{mine}, {tmp_path}, and" in str(caught.value)
+        assert "site-packages" not in str(caught.value)
+        assert "lib/python" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("content", "error"),
     [
