@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-__all__ = ["fates"]
+__all__ = ["fates", "legend"]
 
 _WORDS = {  # for each of `types.EPISODE_STATES`, and each state of a group
     "consumed": "trained",
@@ -16,8 +16,21 @@ _WORDS = {  # for each of `types.EPISODE_STATES`, and each state of a group
     "failed": "failed",
     "evaluation": "held-out",
 }
+_MEANINGS = {  # of each of `types.EPISODE_STATES`
+    "pending": "finished, not trained yet",
+    "consumed": "trained, by the step that is named",
+    "dropped": "never trained: its group taught nothing (equal rewards, or too few that finished)",
+    "expired": "never trained: sampled by too old a version (rollout.staleness)",
+    "failed": "never trained: what was around the model broke",
+    "evaluation": "held-out, never trained",
+}
 
 
 def fates(counts: Mapping[str, int]) -> str:
     """Episodes or groups by state, as in `480 trained, 37 left in the buffer, 3 failed`; empty states are left out."""
     return ", ".join(f"{counts[state]} {word}" for state, word in _WORDS.items() if counts.get(state))
+
+
+def legend(states: Collection[str]) -> str:
+    """What those of the episodes' states that occur mean, in one line."""
+    return "; ".join(f"{state}: {meaning}" for state, meaning in _MEANINGS.items() if state in states)

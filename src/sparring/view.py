@@ -13,7 +13,7 @@ from rich.text import Text
 
 from sparring.backend.buffer import BufferView, EpisodeRow
 from sparring.display import open_console
-from sparring.fates import fates
+from sparring.fates import fates, legend
 from sparring.run_dir import RunDirectory
 from sparring.token_tables import make_decoder, show_tokens, show_turns
 from sparring.transcript import said
@@ -71,6 +71,7 @@ def _list(console: Console, buffer: BufferView, state: str | None, limit: int) -
     count = sum(counts.values()) if state is None else counts.get(state, 0)
     if rows:
         console.print(table)
+        console.print(legend({row.state for row in rows}), style="dim", highlight=False)
     if not count:
         console.print(f"no {kind} yet", highlight=False)
     else:

@@ -8,9 +8,10 @@ from rich.console import Console
 from sparring.backend.buffer import GroupSpec, TrajectoryBuffer
 from sparring.cli import main
 from sparring.evaluation import EvalEpisode, write_episodes
+from sparring.fates import legend
 from sparring.report import print_report, write_report
 from sparring.run_dir import RunDirectory
-from sparring.types import Failure, StopReason, Trajectory
+from sparring.types import EPISODE_STATES, Failure, StopReason, Trajectory
 
 BUG = "KeyError: 'oops' (my_env.py:31 in _submit)"
 
@@ -70,6 +71,24 @@ def test_a_cut_list_says_so_and_a_whole_one_how_long_it_is(run, capsys):
     assert shown(capsys, str(run.root)).endswith(f"7 episodes {fates}")
     assert shown(capsys, str(run.root), "--state", "failed").endswith("4 failed episodes")
     assert shown(capsys, str(run.root), "--state", "expired") == "no expired episodes yet"
+
+
+def test_the_list_explains_the_states_that_occur_in_it_alone(run, capsys):
+    buffer = TrajectoryBuffer.open(run.buffer)
+    buffer.begin(0)
+    buffer.drop_group("g0", "no signal")
+    buffer.close()
+    text = shown(capsys, str(run.root))
+    assert all(f"{state}: " in text for state in ("pending", "dropped", "failed"))
+    assert "dropped: never trained: its group taught nothing" in text
+    assert not any(f"{state}: " in text for state in ("consumed", "expired", "evaluation"))
+    only = shown(capsys, str(run.root), "--state", "dropped")
+    assert "dropped: never trained" in only
+    assert "pending: " not in only
+
+
+def test_every_state_of_an_episode_is_explained():
+    assert [part.partition(": ")[0] for part in legend(EPISODE_STATES).split("; ")] == list(EPISODE_STATES)
 
 
 def test_a_state_that_is_none_is_refused_with_those_there_are(run, capsys):
