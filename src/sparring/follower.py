@@ -13,14 +13,19 @@ from sparring.config_file import LoadedConfig
 from sparring.run_dir import RunDirectory
 from sparring.wiring import set_torch_environment, sigterm_as_interrupt
 
-__all__ = ["follow", "is_follower", "share_start"]
+__all__ = ["follow", "is_alone", "is_follower", "share_start"]
 
 _PATIENCE = timedelta(hours=2)  # of the others, while the main rank prepares, waits for a batch or evaluates
 
 
 def is_follower() -> bool:
     """By the variables that torchrun sets; a cluster's scheduler may set one of them alone."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and int(os.environ.get("RANK", "0")) > 0
+    return not is_alone() and int(os.environ.get("RANK", "0")) > 0
+
+
+def is_alone() -> bool:
+    """Whether the run is one process."""
+    return int(os.environ.get("WORLD_SIZE", "1")) <= 1
 
 
 def share_start(device: str, start: tuple[Path, Path | None] | None) -> tuple[Path, Path | None] | None:
@@ -30,7 +35,7 @@ def share_start(device: str, start: tuple[Path, Path | None] | None) -> tuple[Pa
         device: `trainer.device`.
         start: the main rank's; None elsewhere.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if is_alone():
         return start
     from accelerate import PartialState
     from accelerate.utils import broadcast_object_list

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from sparring.config_file import LoadedConfig
 from sparring.display import Display, open_console, supervised_progress
-from sparring.errors import TaskError
-from sparring.follower import follow, is_follower, share_start
+from sparring.errors import ConfigError, SparringError, TaskError
+from sparring.extras import lacking
+from sparring.follower import follow, is_alone, is_follower, share_start
 from sparring.held_out import HeldOut
 from sparring.preflight import check_start
 from sparring.report import print_report, write_report
@@ -33,12 +34,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from sparring.config import RunConfig
     from sparring.types import TokenSequence
 
 __all__ = ["train"]
 
 _DEMONSTRATIONS = 1024
 _PROBE_TASKS = 8
+_NOTHING_SHARDED = (
+    "trainer.sharding={}: this run is one process, which holds everything; "
+    "`torchrun --nproc-per-node N --no-python sparring train ...` starts N that share it"
+)
 
 
 def train(loaded: LoadedConfig, *, resume: bool = False) -> int:
@@ -51,7 +57,10 @@ def train(loaded: LoadedConfig, *, resume: bool = False) -> int:
     """
     if is_follower():
         return follow(loaded, resume=resume)
-    directory = RunDirectory.open(loaded, resume=resume)
+    try:
+        directory = RunDirectory.open(loaded, resume=resume)
+    except ConfigError as error:
+        raise _with_others(error, loaded.config) from error
     console = open_console()
     if directory.finished_steps < loaded.config.trainer.steps:
         check_start(loaded.config)
@@ -59,6 +68,8 @@ def train(loaded: LoadedConfig, *, resume: bool = False) -> int:
             newest = directory.newest_checkpoint
             whence = "no checkpoint yet: from the beginning" if newest is None else f"from checkpoint-{newest}"
             console.print(f"resuming {directory.root}, {whence}", highlight=False)
+        if loaded.config.trainer.sharding != "none" and is_alone():
+            console.print(_NOTHING_SHARDED.format(loaded.config.trainer.sharding), highlight=False)
         set_torch_environment(loaded.config)
         try:
             with sigterm_as_interrupt(), ExitStack() as stack:
@@ -68,6 +79,17 @@ def train(loaded: LoadedConfig, *, resume: bool = False) -> int:
             return 130
     print_report(console, directory)
     return 0
+
+
+def _with_others(error: ConfigError, config: RunConfig) -> ConfigError:
+    """What is wrong with the folder, and on lines of their own what else is: who mends one shall not meet the next."""
+    problems = [str(error)]
+    for check in (check_start, open_sources):
+        try:
+            check(config)
+        except (SparringError, ImportError) as other:
+            problems.append(lacking(other) or str(other))
+    return ConfigError("\nbesides: ".join(problems))
 
 
 class _Run:

@@ -47,6 +47,19 @@ def test_a_model_of_a_hub_that_does_not_answer_is_refused_unless_it_is_in_the_ca
     assert "Nowhere" in refusal("model.path=nobody/nothing")
 
 
+def test_a_folder_that_is_taken_hides_nothing_else(refusal, gpu, tmp_path):
+    gpu(False)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "config.yaml").write_text(CONFIG)
+    folder, device, env = refusal("run_dir=taken", "trainer.device=cuda").splitlines()
+    assert folder.startswith("error: taken holds a run already: add --resume")
+    assert device.startswith("besides: trainer.device=cuda, and this machine shows no GPU")
+    assert env.startswith("besides: ")
+    assert "Nowhere" in env
+    (alone,) = refusal("run_dir=taken", "env.id=sparring/KeyLookup-v0").splitlines()
+    assert alone == folder
+
+
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_servers_without_a_gpu_are_refused(refusal, gpu, engine):
     gpu(False)
