@@ -23,7 +23,7 @@ from benchmarks._report import report as print_rows
 from benchmarks.gpu._servers import kept_urls
 
 CONFIG = "examples/gsm8k_h200.yaml"
-TIMEOUT_S = float(os.environ.get("SPARRING_BENCH_GSM8K_S", 440))
+TIMEOUT_S = float(os.environ.get("SPARRING_BENCH_GSM8K_S", 800))  # all steps, evaluations, servers that start
 AIMS_S = {0.37: 150.0, 0.40: 420.0}
 
 

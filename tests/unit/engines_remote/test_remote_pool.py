@@ -141,7 +141,7 @@ async def test_a_stream_that_said_something_fails_with_its_server():
     await pool.stop()
 
 
-async def test_a_server_does_not_return_while_the_pool_is_paused():
+async def test_a_server_does_not_return_while_the_pool_is_paused(caplog):
     """It would sample while the others load, and be left with the weights of before."""
     members = engines(2)
     pool = EnginePool(members, check_every_s=60)
@@ -151,8 +151,10 @@ async def test_a_server_does_not_return_while_the_pool_is_paused():
     await pool._check_all()
     assert pool._members[0].fault is not None
     await pool.resume()
+    assert "is back" not in caplog.text
     await pool._check_all()
     assert pool._members[0].fault is None
+    assert caplog.messages[-1] == "server 0 of the pool is back"
     await pool.stop()
 
 
@@ -231,7 +233,7 @@ async def test_servers_of_different_weights_become_equal_with_the_first_update()
     await pool.stop()
 
 
-async def test_a_server_that_lost_its_weights_in_a_restart_comes_back_with_the_next_ones():
+async def test_a_server_that_lost_its_weights_in_a_restart_comes_back_with_the_next_ones(caplog):
     class Restarted(ScriptedEngine):
         async def health(self):
             state = await super().health()
@@ -245,7 +247,9 @@ async def test_a_server_that_lost_its_weights_in_a_restart_comes_back_with_the_n
     await asyncio.gather(*(pool.generate([n], ONE) for n in range(8)))
     assert members[0].log == [], "it holds who knows what until it has them"
     await pool.pause()
+    assert "is back" not in caplog.text
     await pool.update_weights(2, staged)
+    assert caplog.messages[-1] == "server 0 of the pool is back"
     await pool.resume()
     assert [member.version for member in members] == [2, 2]
     await asyncio.gather(*(pool.generate([n], ONE) for n in range(8, 16)))

@@ -22,7 +22,7 @@ STEP = {"kind": "step", "time/step_s": 2.0, "episodes": 10, "sampler/tokens": 10
 
 
 def evaluation(step, success, **more):
-    return {"kind": "evaluation", "step": step, "success": success, "time/evaluate_s": 5.0, **more}
+    return {"kind": "evaluation", "step": step, "episodes": 1319, "success": success, "time/evaluate_s": 5.0, **more}
 
 
 def curve(*points, step_s=2.0):
@@ -94,6 +94,12 @@ def test_the_time_to_an_accuracy_lies_between_two_evaluations():
     assert gsm8k.seconds_to(evaluations, 0.45) == pytest.approx(55.0), "the dip between is no arrival"
     assert gsm8k.seconds_to(evaluations, 0.6) is None
     assert gsm8k.seconds_to(evaluations, 0.1) == 0.0
+
+
+def test_a_run_is_held_to_each_aim_that_it_reached():
+    found = curve((0, 0.27), (10, 0.37), (20, 0.38), step_s=10.0)
+    bounds = {row.name: (row.measured, row.bound) for row in gsm8k.report(found, "run") if row.bound is not None}
+    assert bounds == {"run: seconds of steps to 37%": (pytest.approx(100.0), 150.0)}
 
 
 def test_two_runs_are_compared_at_equal_samples_and_at_equal_wall_clock():

@@ -86,9 +86,10 @@ def test_the_steps_take_all_the_time_that_passes(make_trainer):
         time.sleep(0.05)
 
     make_trainer(on_step=on_step, on_trained=lambda step, logprobs: time.sleep(0.05)).train()
+    assert len(reported) == 3
     for (before, _), (now, record) in pairwise(reported):
         assert record["time/record_s"] >= 0.1
-        assert record["time/step_s"] == pytest.approx(now - before, abs=0.03)
+        assert record["time/step_s"] == pytest.approx(now - before, abs=0.08)
 
 
 @pytest.mark.parametrize(
