@@ -9,6 +9,7 @@ import sqlite3
 import struct
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -186,12 +187,15 @@ def test_wandb_without_a_login_is_told_at_once_and_the_others_that_had_begun_are
     assert scalars(tmp_path) == {}
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of tensorboard's own thread
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_service_that_fails_in_mid_run_is_dropped_and_the_run_goes_on(kit, tmp_path, caplog):
     pytest.importorskip("tensorboard")
+    others = set(threading.enumerate())
     sinks = Sinks(kit.make_config(report_to=["tensorboard"]), tmp_path, None)
     shutil.rmtree(tmp_path / "tensorboard")
     for record in RECORDS:
         sinks.write(record)
     sinks.close()
+    for thread in set(threading.enumerate()) - others:
+        thread.join(10)  # tensorboard's own dies of it, too
     assert caplog.text.count("trainer.report_to: tensorboard failed, it gets nothing more: FileNotFoundError") == 1
