@@ -19,10 +19,10 @@ _WORDS = {  # for each of `types.EPISODE_STATES`, and each state of a group
 _MEANINGS = {  # of each of `types.EPISODE_STATES`
     "pending": "finished, not trained yet",
     "consumed": "trained, by the step that is named",
-    "dropped": "never trained: its group taught nothing (equal rewards, or too few that finished)",
-    "expired": "never trained: sampled by too old a version (rollout.staleness)",
-    "failed": "never trained: what was around the model broke",
-    "evaluation": "held-out, never trained",
+    "dropped": "not trained, as its group taught nothing (equal rewards, or too few episodes left)",
+    "expired": "not trained, as too old a version sampled it (rollout.staleness)",
+    "failed": "not trained, as something around the model broke",
+    "evaluation": "held-out, which is never trained",
 }
 
 

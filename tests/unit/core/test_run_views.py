@@ -80,10 +80,10 @@ def test_the_list_explains_the_states_that_occur_in_it_alone(run, capsys):
     buffer.close()
     text = shown(capsys, str(run.root))
     assert all(f"{state}: " in text for state in ("pending", "dropped", "failed"))
-    assert "dropped: never trained: its group taught nothing" in text
+    assert "dropped: not trained, as its group taught nothing" in text
     assert not any(f"{state}: " in text for state in ("consumed", "expired", "evaluation"))
     only = shown(capsys, str(run.root), "--state", "dropped")
-    assert "dropped: never trained" in only
+    assert "dropped: not trained" in only
     assert "pending: " not in only
 
 
