@@ -7,6 +7,7 @@ The run is `sparring train examples/gsm8k_h200.yaml`; what is reported comes fro
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -181,15 +182,20 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def main(results: Path, part: str, windows: Sequence[str]) -> int:
-    found = json.loads(results.read_text())["parts"][part]["details"]
-    rows = report(found, part)
-    for window in windows:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("part")
+    parser.add_argument("windows", nargs="*", metavar="FIRST-LAST", help="steps whose rates to print")
+    arguments = parser.parse_args()
+    found = json.loads(arguments.results.read_text())["parts"][arguments.part]["details"]
+    rows = report(found, arguments.part)
+    for window in arguments.windows:
         first, last = map(int, window.split("-"))
         seen = rates([step for step in found["steps"] if first <= step["step"] <= last])
         rows += [Row(f"steps {window}: {name}", value, "") for name, value in seen.items()]
-    return print_rows(part, rows)
+    return print_rows(arguments.part, rows)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))
+    sys.exit(main())

@@ -210,7 +210,9 @@ class TrainerConfig(_Section):
     @model_validator(mode="after")
     def _check_decay(self) -> Self:
         if self.decay_steps is not None and self.schedule == "constant":
-            raise ValueError("trainer.decay_steps needs a rate that falls: set trainer.schedule=linear or cosine")
+            raise ValueError(
+                "trainer.decay_steps needs a rate that falls: set trainer.schedule=linear or cosine, or leave it out"
+            )
         return self
 
     @model_validator(mode="after")
