@@ -237,6 +237,7 @@ class GroupScheduler:
         stats = batch_stats(trained, self.meter.close_window()) | {
             "groups/refills": float(refills),
             "groups/running": float(self.admission.running),
+            "episodes/running": float(self.meter.running_episodes),
             "groups/ready": float(self.admission.ready),
             "groups/trained": float(len(chosen)),
             "time/waited_s": waited_s,

@@ -10,7 +10,7 @@ Statistics of a batch, by name; those marked * are over everything that ended si
     groups/dropped*             without signal, or with fewer than two survivors
     groups/refills*             dropped groups that this step replaced
     groups/skipped*             left out by a curriculum
-    groups/expired*, groups/running, groups/ready, groups/trained
+    groups/expired*, groups/running, groups/ready, groups/trained, episodes/running
     lag/mean, lag/max, lag/<k>  updates between sampling and training; lag/<k> counts the batch's episodes
     sampler/tokens*, sampler/tokens_per_s*, sampler/busy*   busy: share of the time with an episode running
     time/waited_s               how long the trainer waited for the batch
