@@ -1,4 +1,4 @@
-"""Measure on one GPU, by parts, each under 8 minutes; a part that a results file has already is skipped.
+"""Measure on one GPU, by parts, each under 8 minutes (gsm8k: under 14); a part that a results file has is skipped.
 
     python -m benchmarks.gpu --json benchmarks/results/h200-DATE.json            # all that is missing
     python -m benchmarks.gpu --json FILE --part raw --part weights --again       # these, anew
