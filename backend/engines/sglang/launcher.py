@@ -1,6 +1,6 @@
 """Runs inside the SGLang server's own Python, as a script: `python -P launcher.py <arguments of sglang.launch_server>`.
 
-It adds three things to the server, and imports nothing of sparring:
+It adds to the server, and imports nothing of sparring:
 
 - Which weights sampled each token. SGLang reports one `weight_version` a request, that of the moment it ends, but a
   request may live through an update. A hook on the weight updates (SGLang's own plugin registry) notes, for every live
@@ -8,6 +8,9 @@ It adds three things to the server, and imports nothing of sparring:
 - What weights it holds: `/weights_checker` knows one action more, which answers with a checksum of each parameter
   (`checksum.py` beside this file). SGLang's own checksums can be compared with those of its own tensors alone, which
   it joins and fills up.
+- Whether a batch must sort its vocabulary, from the requests that it has. SGLang takes a greedy request among sampled
+  ones for one with `top_k` = 1, sorts all rows for it, and goes on so until the batch is empty, which under training it
+  never is: after one evaluation all that followed was sampled at two thirds of the rate.
 - The server ends with the process that started it. Its standard input is a pipe from there; when that closes, the
   whole process group is killed, so that no server is left holding the GPU after a crash.
 
@@ -29,6 +32,8 @@ from typing import Any
 INFO_KEY = "policy_versions"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _UPDATES = ("disk", "tensor", "distributed", "ipc")
+_BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
+_NO_TOP_K = 1 << 30  # as SGLang writes it; 1 stands for greedy too
 
 
 class TokenVersions:
@@ -87,6 +92,38 @@ def mark_requests(scheduler: Any, version: int) -> None:
         request.customized_info[INFO_KEY].mark(len(request.output_ids) + (key in launched), version)
 
 
+def tell_sampling(_result: None, batch: Any, *_args: Any, **_kwargs: Any) -> None:
+    """What the requests of a batch need of the sampler, told anew when some have come or gone."""
+    info = batch.sampling_info
+    kinds = {(p.top_k, p.top_p, p.min_p) for p in (request.sampling_params for request in batch.reqs)}
+    if info is None or not kinds:
+        return
+    drawn = {kind for kind in kinds if kind[0] > 1}
+    info.is_all_greedy, info.is_any_greedy = not drawn, drawn != kinds
+    sorts = drawn if _takes_greedy_ones_apart() else kinds
+    info.need_top_k_sampling = any(top_k != _NO_TOP_K for top_k, _, _ in sorts)
+    info.need_top_p_sampling = any(top_p != 1.0 for _, top_p, _ in sorts)
+    info.need_min_p_sampling = any(min_p > 0 for _, _, min_p in sorts)
+
+
+def sample(
+    original: Any, sampler: Any, probs: Any, sampling_info: Any, positions: Any, simple_sampling_case: bool
+) -> Any:
+    """Where rows of `probs` (requests, vocabulary) are drawn from whole, greedy requests get their likeliest token."""
+    tokens = original(sampler, probs, sampling_info, positions, simple_sampling_case)
+    if simple_sampling_case and sampling_info.is_any_greedy:
+        tokens = probs.argmax(-1).to(tokens.dtype).where(sampling_info.top_ks <= 1, tokens)
+    return tokens
+
+
+@cache
+def _takes_greedy_ones_apart() -> bool:
+    """Whether `sample` is in its place: SGLang only logs that it found none for a hook."""
+    from sglang.srt.layers.sampler import Sampler
+
+    return hasattr(getattr(Sampler, "_sample_from_probs", None), "__wrapped__")
+
+
 @cache
 def _checksums() -> dict[str, Any]:
     return runpy.run_path(str(Path(__file__).with_name("checksum.py")))
@@ -108,6 +145,9 @@ def _register_hooks() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register("sglang.srt.managers.schedule_batch.Req.__init__", _begin_request, HookType.AFTER)
+    for change in ("prepare_for_extend", "filter_batch", "merge_batch"):
+        HookRegistry.register(f"{_BATCH}.{change}", tell_sampling, HookType.AFTER)
+    HookRegistry.register("sglang.srt.layers.sampler.Sampler._sample_from_probs", sample, HookType.AROUND)
     for source in _UPDATES:
         HookRegistry.register(f"{_UPDATER}.update_weights_from_{source}", _update, HookType.AROUND)
     HookRegistry.register(f"{_UPDATER}.check_weights", _check, HookType.AROUND)

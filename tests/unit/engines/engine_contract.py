@@ -64,6 +64,15 @@ class EngineContract:
         assert completion.top_logprobs is not None
         assert [[token for token, _ in top] for top in completion.top_logprobs] == [[t] for t in completion.token_ids]
 
+    async def test_greedy_requests_among_sampled_ones_take_the_likeliest_token(self, engine: Engine):
+        sampled = SamplingParams(max_new_tokens=60, top_logprobs=1)
+        greedy = SamplingParams(max_new_tokens=20, temperature=0, top_logprobs=1)
+        wanted = [sampled, greedy, sampled, greedy, sampled]
+        found = await asyncio.gather(*(engine.generate(self.prompt, sampling) for sampling in wanted))
+        for completion in (found[1], found[3]):
+            assert completion.top_logprobs is not None
+            assert [top[0][0] for top in completion.top_logprobs] == completion.token_ids
+
     async def test_a_prompt_beyond_the_context_is_an_error(self, engine: Engine):
         with pytest.raises(EngineError, match=str(self.max_length)):
             await engine.generate(list(self.prompt) * self.max_length, SamplingParams())
