@@ -52,8 +52,13 @@ def report(found: dict[str, Any], name: str) -> list[Row]:
         Row(f"{name}: a step", found["step_s"], "s"),
     ]
     for aim, bound in AIMS_S.items():
-        if (reached := seconds_to(evaluations, aim)) is not None:
+        reached, clock = (seconds_to(evaluations, aim, clock) for clock in ("steps_s", "wall_s"))
+        if reached is None or clock is None:
+            missed = f"{name}: most accuracy, where {aim:.0%} were to come in {bound:.0f} s"
+            rows.append(Row(missed, best["success"] * 100, "%", aim * 100))
+        else:
             rows.append(Row(f"{name}: seconds of steps to {aim:.0%}", reached, "s", bound, at_most=True))
+            rows.append(Row(f"{name}: seconds to {aim:.0%}, evaluations counted", clock, "s"))
     return rows
 
 
