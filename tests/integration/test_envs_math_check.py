@@ -4,10 +4,12 @@ import asyncio
 import time
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from sparring.agents.runner import make_runner
 from sparring.agents.scripted import ScriptedPolicy
-from sparring.envs import math_check
+from sparring.envs import math_check, math_worker
 from sparring.envs.gsm8k import GSM8K
 from sparring.envs.hermes import message_text
 from sparring.envs.loop import spawn
@@ -45,6 +47,21 @@ async def start_hanging_check():
 )
 async def test_values_are_compared(gold, answer, equal):
     assert await answers_equal(gold, answer) is equal
+
+
+@settings(max_examples=200, deadline=None)
+@given(*[st.from_regex(math_check._PLAIN, fullmatch=True)] * 2, st.booleans())
+def test_plain_numbers_are_equal_where_math_verify_has_them_so(gold, other, same):
+    answer = gold + ("0" if "." in gold else ".0") if same else other
+    assume(math_check._PLAIN.fullmatch(answer) and gold != answer)
+    verdict = asyncio.run(answers_equal(gold, answer))
+    assert verdict == math_worker._equal(gold, answer)
+
+
+async def test_plain_numbers_need_no_process(monkeypatch):
+    monkeypatch.setattr(math_check, "_pool", None)
+    assert await answers_equal("18", "18.0")
+    assert not await answers_equal("18", "17")
 
 
 async def test_a_check_that_hangs_is_an_error_and_the_next_one_works():
