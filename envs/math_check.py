@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
 import re
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -21,7 +22,7 @@ from sparring.extras import missing
 
 __all__ = ["answers_equal", "require_math_verify"]
 
-_WORKERS = 2
+_WORKERS = max(2, min(8, (os.cpu_count() or 2) // 4))
 _START_TIMEOUT_S = 60.0
 _MAX_CHARACTERS = 200  # a longer answer is no number, whatever it evaluates to
 _PLAIN = re.compile(r"-?\d{1,9}(\.\d{1,6})?", re.ASCII)  # math-verify takes these for their value too: it rounds later
