@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from sparring.evaluation import EvalSummary
 __all__ = ["Display", "open_console", "supervised_progress"]
 
 _ROWS_SHOWN = 12
+_STEPS_AVERAGED = 16  # for the time left
 _FRESH_S = 2.0  # the trainer tells twice a second what it waits for: what is older is over
 _FIRST_WAIT_S, _LATER_WAIT_S, _LONGEST_WAIT_S = 5.0, 60.0, 300.0  # off a terminal, between two lines about one wait
 _COLUMNS: Mapping[str, tuple[str, str]] = {
@@ -36,6 +38,7 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "groups dropped": ("groups/dropped", "{:.0f}"),
     "episodes failed": ("failures", "{:.0f}"),
     "s": ("time/step_s", "{:.1f}"),
+    "time left": ("left", "{}"),
 }
 
 
@@ -106,14 +109,20 @@ class Display:
             return
         if not self._live and not self._rows:  # not before, or the lines of a start would stand between it and the rows
             self._console.print(_line(list(_COLUMNS)), highlight=False)
-        self._rows.append(metrics)
-        self._status = f"training, step {metrics['step']:.0f} of {self._total}"
-        self._show(_line(_cells(metrics)))
+        self._rows.append({**metrics, "left": self._time_left(metrics)})
+        self._status = f"training, step {metrics['step']:.0f} of {self._total}, {self._rows[-1]['left']} left"
+        self._show(_line(_cells(self._rows[-1])))
         self._next_line, self._interval = self._clock() + _LATER_WAIT_S, _LATER_WAIT_S
 
     def evaluation(self, summary: EvalSummary) -> None:
         self._evaluations.append(summary)
         self._show(_evaluation_line(summary))
+
+    def _time_left(self, metrics: Mapping[str, Any]) -> str:
+        """As the last steps went, evaluations and what follows the last step aside."""
+        recent = [row["time/step_s"] for row in [*self._rows, metrics][-_STEPS_AVERAGED:] if "time/step_s" in row]
+        seconds = sum(recent) / max(len(recent), 1) * (self._total - metrics["step"])
+        return str(timedelta(seconds=round(seconds))) if recent else "-"
 
     def _show(self, line: str) -> None:
         """Draw the picture anew, or print its newest line where there is none."""
@@ -123,11 +132,12 @@ class Display:
             self._console.print(line, highlight=False)
 
     def _picture(self) -> Group:
-        table = Table(*_COLUMNS, box=None, pad_edge=False, header_style="bold")
+        headings = list(_COLUMNS)[:-1]  # the time left stands below: columns are narrow on a terminal
+        table = Table(*headings, box=None, pad_edge=False, header_style="bold")
         for column in table.columns:
             column.justify = "right"
         for row in self._rows[-_ROWS_SHOWN:]:
-            table.add_row(*_cells(row))
+            table.add_row(*_cells(row)[:-1])
         lines = [Text(_evaluation_line(summary), style="green") for summary in self._evaluations]
         text, told_at = self._waiting
         now = text if self._clock() - told_at < _FRESH_S else self._status

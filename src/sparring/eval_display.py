@@ -82,7 +82,7 @@ def print_results(console: Console, results: Mapping[str, Sequence[EvalEpisode]]
             )
     console.print(table)
     console.print(
-        "Failed episodes count in no rate. Intervals are over tasks: Clopper-Pearson where exact, else a bootstrap.",
+        "Failed episodes count in no rate. Intervals are over tasks: Wilson's of a proportion, else a bootstrap.",
         style="dim",
         highlight=False,
     )

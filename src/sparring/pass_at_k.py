@@ -13,7 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-__all__ = ["Estimate", "Tries", "estimate", "exact_interval", "pass_at_k", "pass_hat_k"]
+from sparring.evaluation import wilson_interval
+
+__all__ = ["Estimate", "Tries", "estimate", "pass_at_k", "pass_hat_k"]
 
 _RESAMPLES = 10_000
 _LEVEL = 0.95
@@ -33,15 +35,15 @@ class Estimate:
 
     Attributes:
         tasks: those with at least k tries; the others say nothing about k, and count in nothing.
-        method: "exact": the binomial interval over tasks of Clopper and Pearson; "bootstrap": percentiles of
-            10,000 resamples of the tasks. NaN everywhere where there is no task.
+        method: "score": Wilson's interval, as a run's evaluations have it; "bootstrap": percentiles of 10,000 resamples
+            of the tasks. NaN everywhere where there is no task.
     """
 
     value: float
     low: float
     high: float
     tasks: int
-    method: Literal["exact", "bootstrap"]
+    method: Literal["score", "bootstrap"]
 
 
 def pass_at_k(tries: int, solved: int, k: int) -> float:
@@ -59,53 +61,21 @@ def pass_hat_k(tries: int, solved: int, k: int) -> float:
 def estimate(tasks: Sequence[Tries], k: int, of: Callable[[int, int, int], float] = pass_at_k) -> Estimate:
     """The mean of `pass_at_k` or `pass_hat_k` over tasks, with an interval for other tasks of their kind.
 
-    Where every task is at 0 or at 1 (one try each, or k tries of k), the mean is a proportion and the interval exact.
-    It also stands in where a bootstrap says nothing, all tasks being equal: a task's value lies in [0, 1], so to see
-    nothing but zeros is at least as likely for solved-or-not tasks of the same mean.
+    Where every task is at 0 or at 1 (one try each, or k tries of k), the mean is a proportion. Its interval also stands
+    in where a bootstrap says nothing, all tasks being equal: a task's value lies in [0, 1], so to see nothing but zeros
+    is at least as likely for solved-or-not tasks of the same mean.
     """
     values = np.array([of(task.tries, task.solved, k) for task in tasks if task.tries >= k])
     if not values.size:
-        return Estimate(math.nan, math.nan, math.nan, 0, "exact")
+        return Estimate(math.nan, math.nan, math.nan, 0, "score")
     mean = float(values.mean())
     if np.isin(values, (0.0, 1.0)).all():
-        return Estimate(mean, *exact_interval(int(values.sum()), values.size), values.size, "exact")
+        return Estimate(mean, *wilson_interval(int(values.sum()), values.size), values.size, "score")
     generator = np.random.default_rng(0)
     distinct, counts = np.unique(values, return_counts=True)  # few: a resample is how often each value is drawn
     means = generator.multinomial(values.size, counts / values.size, _RESAMPLES) @ distinct / values.size
     low, high = np.quantile(means, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return Estimate(mean, float(low), float(high), values.size, "bootstrap")
-
-
-def exact_interval(successes: int, trials: int) -> tuple[float, float]:
-    """95% interval of a proportion (Clopper and Pearson 1934, doi:10.1093/biomet/26.4.404).
-
-    Raises:
-        ValueError: no trials, or more successes than trials.
-    """
-    if not 0 <= successes <= trials or trials == 0:
-        raise ValueError(f"{successes} successes of {trials} trials")
-    tail = (1 - _LEVEL) / 2
-    low = 0.0 if successes == 0 else _bisect(lambda p: 1 - _binomial_cdf(successes - 1, trials, p) >= tail)
-    high = 1.0 if successes == trials else _bisect(lambda p: _binomial_cdf(successes, trials, p) <= tail)
-    return low, high
-
-
-def _binomial_cdf(successes: int, trials: int, p: float) -> float:
-    log_p, log_q = math.log(p), math.log1p(-p)
-    terms = (
-        math.lgamma(trials + 1) - math.lgamma(i + 1) - math.lgamma(trials - i + 1) + i * log_p + (trials - i) * log_q
-        for i in range(successes + 1)
-    )
-    return min(math.fsum(map(math.exp, terms)), 1.0)
-
-
-def _bisect(reached: Callable[[float], bool]) -> float:
-    """Where in (0, 1) a condition begins to hold that holds from some point on."""
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if reached(middle) else (middle, high)
-    return (low + high) / 2
 
 
 def _check(tries: int, solved: int, k: int) -> None:

@@ -244,7 +244,7 @@ class EnginePool(Engine):
         self._reached()
 
     def _take_out(self, member: _Member, error: EngineError) -> None:
-        known = member.fault is not None  # to other requests that failed there
+        known = member.fault is not None and not member.returning  # to other requests that failed there
         member.take_out(f"server {self._members.index(member)} was taken out: {error}")
         if not known:
             _log.warning("%s; its requests go to the others", member.fault)

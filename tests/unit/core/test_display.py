@@ -136,3 +136,11 @@ def test_groups_that_are_all_dropped_are_told_with_a_hint(equal, told):
 )
 def test_there_is_no_hint_where_it_may_be_chance(since):
     assert "\n" not in sampling_line(stats(**since), RolloutConfig())
+
+
+def test_the_time_left_goes_by_the_steps_so_far():
+    out = io.StringIO()
+    with Display(100, Console(file=out, width=200)) as display:
+        display.step({"kind": "step", "step": 1, "time/step_s": 50.0})
+        display.step({"kind": "step", "step": 2, "time/step_s": 30.0})
+    assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["left", "1:22:30", "1:05:20"]
