@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections import ChainMap, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from transformers import PrinterCallback
 
 from sparring.backend.folders import written_aside
 from sparring.backend.objectives import Objective, load_objective
+from sparring.backend.trainer.accumulation import GradientAccumulation
 from sparring.backend.trainer.adapter import merged, save_adapter, served_name
 from sparring.backend.trainer.allocator import LARGE_ROW, keep_freed_memory
 from sparring.backend.trainer.checkpoint import (
@@ -39,10 +39,9 @@ from sparring.backend.trainer.critic import make_critic
 from sparring.backend.trainer.evaluations import HeldOutEvaluations
 from sparring.backend.trainer.interrupt import InterruptGuard
 from sparring.backend.trainer.loop import LifeCycle, Steps
-from sparring.backend.trainer.metrics import MetricsFile, StepMeter
+from sparring.backend.trainer.metrics import MetricsFile
 from sparring.backend.trainer.optimizer import make_optimizer, plain_optimizer
-from sparring.backend.trainer.packing import Sample, pack, split_rows
-from sparring.backend.trainer.passes import prepare_step, proximal_of, reference_of, score_rows, with_reward_kl
+from sparring.backend.trainer.passes import with_reward_kl
 from sparring.backend.trainer.policy import load_policy, load_reference, refuse_truncated_sampling, trains_on_cpu
 from sparring.backend.trainer.probe import DriftReport, probe
 from sparring.backend.trainer.protocols import BatchSource, StartEvaluation, WeightPublisher
@@ -50,14 +49,7 @@ from sparring.backend.trainer.ranks import Ranks, sharding_mesh
 from sparring.backend.trainer.rejected import keep_batch
 from sparring.backend.trainer.sharding import shard, whole, whole_parameters
 from sparring.backend.trainer.sinks import Sinks, check_sinks
-from sparring.backend.trainer.step import (
-    Scored,
-    Step,
-    logprobs_by_episode,
-    logprobs_by_sample,
-    loss_inputs,
-    make_step,
-)
+from sparring.backend.trainer.step import Scored, Step, logprobs_by_episode, make_step
 from sparring.config import RunConfig
 from sparring.errors import TrainerError
 from sparring.types import Group, TokenSequence
@@ -168,6 +160,17 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._reference = load_reference(*beside, mesh=mesh) if refers else None
         spec = self.objective.critic
         self._critic = make_critic(spec, *beside, mesh=mesh) if spec is not None else None
+        self._clock = StepClock()
+        self._accumulation = GradientAccumulation(
+            self.objective,
+            self.accelerator,
+            self._ranks,
+            self._clock,
+            self.args.device,
+            knobs.token_budget,
+            reference=self._reference,
+            critic=self._critic,
+        )
         self._scheduler = scheduler
         self._run_dir = Path(run_dir)
         self._evaluations = HeldOutEvaluations(evaluate, config, self._report) if evaluate and self._main else None
@@ -178,11 +181,10 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._resume = False
         self._resume_from: Path | None = None
         self._guard = InterruptGuard()
-        self._clock = StepClock()
         self._record: dict[str, Any] = {}
         self._groups: tuple[Group, ...] = ()
         self._step: Step | None = None
-        self._scored: list[dict[int, Scored]] = []
+        self._scored: Mapping[int, Scored] = {}
         self._metrics_file: MetricsFile | None = None
         self._sinks: Sinks | None = None
         self._kept = KeptCheckpoints(self._run_dir, newest=knobs.keep_checkpoints, best=knobs.keep_best)
@@ -312,69 +314,10 @@ class AgentTrainer(AsyncGRPOTrainer):
     ) -> torch.Tensor:
         """Forward and backward over all micro-batches of a step; the gradient is that of the step's loss."""
         model.train()
-        budget, world = self.run_config.trainer.token_budget, self._ranks.count
-        mine, spare = self._ranks.share(rows := split_rows(inputs.samples, budget, at_least=world))
-        meter = StepMeter()
-        loss = torch.zeros((), device=self.args.device)
-        forwarded = unpacked = 0
-        scored: dict[int, Scored] = {}
-        earlier = self._first_pass(model, mine + spare) if self.objective.needs_proximal else None
-        prepared = prepare_step(self.objective, inputs, earlier or {})
-        if self._critic is not None:
-            inputs = self._step = self._with_critic(model, inputs, mine + spare)
-            mine, spare = self._ranks.share(rows := split_rows(inputs.samples, budget, at_least=world))
-            prepared = {**prepared, "critic/step": float(self.state.global_step)}
-        with self._clock.phase("train"):
-            for i, samples in enumerate(passes := mine + spare):
-                row, counts, last = pack(samples).to(self.args.device), i < len(mine), i == len(passes) - 1
-                # Sharded gradients are averaged in every pass: until the last, they would be whole on every rank.
-                with nullcontext() if last else self.accelerator.no_sync(model):
-                    scores = model(row=row)
-                    x = loss_inputs(
-                        row,
-                        scores,
-                        inputs.totals,
-                        proximal=proximal_of(row, earlier) if earlier is not None else None,
-                        reference=reference_of(row, self._reference) if self.objective.needs_reference else None,
-                        step=prepared,
-                        values=self._critic.values(row, scores) if self._critic is not None else None,
-                        targets=self._critic.targets_of(row) if self._critic is not None else None,
-                    )
-                    out = self.objective.loss(x)
-                    self.accelerator.backward(out.loss * (world if counts else 0))  # the ranks' mean is taken
-                if counts:
-                    loss += out.loss.detach()
-                    meter.add(out.metrics)
-                    meter.observe(x, scores.entropy[row.term_row])
-                    scored |= logprobs_by_sample(row, scores.logprobs)
-                    forwarded, unpacked = forwarded + row.tokens, unpacked + row.unpacked_tokens
-                del scores, x, out
-        loss = self.accelerator.reduce(loss, reduction="sum")
-        meter.add({"packing": (torch.tensor(float(unpacked)), torch.tensor(float(forwarded)))})
-        states, self._scored = self._ranks.gather(meter.state()), self._ranks.gather(scored)
-        self._record |= {
-            "loss": float(loss),
-            "tokens/trained": inputs.totals.tokens,
-            "tokens/forwarded": sum(s["counts"]["packing"] for s in states),
-            "sequences": inputs.totals.sequences,
-            "groups": inputs.totals.groups,
-            "micro_batches": len(rows),
-            **prepared,
-            **meter.reduce(states),
-        }
-        return loss
-
-    def _first_pass(self, model: Any, passes: Sequence[Sequence[Sample]]) -> ChainMap[int, Scored]:
-        """Scores of all samples of the step under the weights at its start, those of other ranks included."""
-        with self._clock.phase("first_pass"):
-            scored = score_rows(model, passes, self.args.device)
-        return ChainMap(*self._ranks.gather(scored))
-
-    def _with_critic(self, model: Any, step: Step, passes: Sequence[Sequence[Sample]]) -> Step:
-        assert self._critic is not None
-        with self._clock.phase("first_pass"):
-            values = self._critic.score(model, passes, self.args.device)
-        return self._critic.credit(step, self._groups, ChainMap(*self._ranks.gather(values)))
+        accumulated = self._accumulation.accumulate(model, inputs, self._groups)
+        self._step, self._scored = accumulated.step, accumulated.scored
+        self._record |= accumulated.metrics
+        return accumulated.loss
 
     def _clip_grad_norm(self, model: Any) -> Any:
         norm = whole(super()._clip_grad_norm(model))
@@ -401,7 +344,7 @@ class AgentTrainer(AsyncGRPOTrainer):
             return batch.groups, dict(batch.stats)
 
         self._groups, stats = self._penalise(*self._ranks.from_main(next_groups))
-        self._record, self._step, self._scored = {"step": version + 1, "kind": "step", **stats}, None, []
+        self._record, self._step, self._scored = {"step": version + 1, "kind": "step", **stats}, None, {}
         try:
             self._step = make_step(self._groups, version, self.objective)
         except TrainerError as error:
@@ -433,7 +376,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         with self._clock.phase("record"):
             self._report(self._record)
             if self._on_trained is not None and self._main:
-                self._on_trained(step, logprobs_by_episode(self._groups, ChainMap(*self._scored)))
+                self._on_trained(step, logprobs_by_episode(self._groups, self._scored))
         every = self.run_config.trainer.checkpoint_every
         due = (every and step % every == 0) or step >= self.state.max_steps
         if self._ranks.from_main(lambda: self._awaits_evaluation(step)) or due:
@@ -495,5 +438,5 @@ class AgentTrainer(AsyncGRPOTrainer):
 
     def _keep_batch(self, problem: str) -> str:
         """Write the batch in hand down for inspection, and say how to look at it."""
-        samples, scored = self._step.samples if self._step else (), ChainMap(*self._scored)
-        return keep_batch(self._run_dir, problem, self._record, self._groups, samples, scored, write=self._main)
+        samples = self._step.samples if self._step else ()
+        return keep_batch(self._run_dir, problem, self._record, self._groups, samples, self._scored, write=self._main)
