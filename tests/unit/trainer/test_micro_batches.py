@@ -1,5 +1,6 @@
 """objectives.md, test 2: any split into micro-batches gives the same gradient (ranks: test_trainer_ranks.py)."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -91,14 +92,23 @@ def test_a_row_that_is_passed_for_nothing_changes_nothing(policy, kit, name):
     torch.testing.assert_close(with_spare, gradients, rtol=0, atol=0)
 
 
-def test_a_critics_advantages_are_in_the_step_that_is_trained_and_its_scores_are_complete(policy, kit):
-    objective = load_objective("ppo", {})
+def test_the_loss_is_given_the_critics_advantages_and_every_sample_is_scored(policy, kit):
+    seen = []
+
+    def loss(x):
+        seen.append(x.advantages)
+        return ppo.loss(x)
+
+    ppo = load_objective("ppo", {})
     groups = kit.make_groups(np.random.default_rng(3), groups=3)
-    before = make_step(groups, 0, objective)
-    accumulated, _ = step_gradients(policy, objective, groups, 60)
-    assert [s.index for s in accumulated.step.samples] == sorted(accumulated.scored) == list(range(12))
-    for sample, first in zip(accumulated.step.samples, before.samples, strict=True):
+    before = make_step(groups, 0, ppo)
+    accumulated, _ = step_gradients(policy, replace(ppo, loss=loss), groups, 60)
+    samples = accumulated.step.samples
+    assert [s.index for s in samples] == sorted(accumulated.scored) == list(range(12))
+    for sample, first in zip(samples, before.samples, strict=True):
         positions, logprobs = accumulated.scored[sample.index]
         np.testing.assert_array_equal(positions, np.flatnonzero(sample.action_mask))
         assert np.isfinite(logprobs).all()
         assert not np.array_equal(sample.advantages, first.advantages)
+    given = np.concatenate([s.advantages[s.action_mask] for s in samples]).astype(np.float32)
+    np.testing.assert_array_equal(torch.cat(seen).sort().values, np.sort(given))
