@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sparring.errors import ConfigError
 from sparring.types import Group
 
 __all__ = [
@@ -131,6 +132,9 @@ class Objective:
             The trainer keeps the initial policy for it, whether the loss needs it or not.
         critic: the trainer keeps a critic, whose advantages replace those of `advantage`.
         parts: what the name expands to, for display.
+
+    Raises:
+        ConfigError: these parts do not go together.
     """
 
     name: str
@@ -142,3 +146,11 @@ class Objective:
     reward_kl: float = 0.0
     critic: CriticSpec | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.prepare is not None and not self.needs_proximal:
+            raise ConfigError(f"objective {self.name}: prepare is given log-probabilities: set needs_proximal=True too")
+        if self.prepare is not None and self.critic is not None:
+            raise ConfigError(
+                f"objective {self.name}: prepare runs before a critic's advantages are there: use one of the two"
+            )

@@ -137,7 +137,7 @@ class GradientAccumulation:
                 scored |= logprobs_by_sample(row, scores.logprobs)
                 forwarded, unpacked = forwarded + row.tokens, unpacked + row.unpacked_tokens
             del scores, x, out  # before the next row's are there
-        meter.add({"packing": (torch.tensor(float(unpacked)), torch.tensor(float(forwarded)))})
+        meter.add({"packing": (torch.tensor(unpacked).double(), torch.tensor(forwarded).double())})
         return loss, meter, scored
 
     def _inputs(self, row: PackedRow, scores: Scores, known: _Prepared) -> LossInputs:

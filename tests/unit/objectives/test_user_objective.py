@@ -10,6 +10,10 @@ from sparring.backend.objectives import load_objective
 from sparring.errors import ConfigError
 from sparring.types import Group, StopReason, TokenSequence, Trajectory, Turn
 
+IMPORTS = """from dataclasses import replace
+from sparring.backend.objectives import load_objective
+grpo, m2po, ppo = (lambda name=name: load_objective(name, {}) for name in ("grpo", "m2po", "ppo"))
+"""
 EXAMPLES = Path(__file__).parents[3] / "examples" / "algorithms"
 
 
@@ -50,6 +54,8 @@ def test_a_users_objective_takes_overrides_of_its_parts():
         ("def other():\n    pass\n", "defines no 'mine'; it defines other"),
         ("def mine():\n    return 3\n", "returned int, not an Objective"),
         ("def mine(a):\n    return 3\n", "missing 1 required positional argument"),
+        (f"{IMPORTS}def mine():\n    return replace(grpo(), prepare=print)\n", "set needs_proximal=True too"),
+        (f"{IMPORTS}def mine():\n    return replace(m2po(), critic=ppo().critic)\n", "use one of the two"),
     ],
 )
 def test_a_file_with_an_error_is_refused_before_anything_starts(tmp_path, content, says):
