@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ def train_dpo(
     device: str = "auto",
     dtype: torch.dtype = torch.float32,
     gradient_checkpointing: bool = False,
+    on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[Mapping[str, float]]]:
     """Train the model in the folder `model_path` to prefer what was rewarded; the model as it stands is the reference.
 
@@ -68,6 +69,7 @@ def train_dpo(
         beta: of the paper: the strength of the pull to the reference.
         batch_size: pairs a step.
         dtype: compute type on a GPU; weights are float32. A CPU computes in float32.
+        on_step: called after every step with its number, from 0, and its loss.
 
     Returns:
         model, tokenizer, and TRL's metrics of every step.
@@ -109,20 +111,25 @@ def train_dpo(
             processing_class=tokenizer,
         )
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(_Refuse())
+        trainer.add_callback(_Watch(on_step))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=_OLD_NAMES, category=FutureWarning)
             trainer.train()
     return model, tokenizer, [record for record in trainer.state.log_history if "loss" in record]
 
 
-class _Refuse(TrainerCallback):
-    """Ends the training at a loss that is not finite."""
+class _Watch(TrainerCallback):
+    """Tells every step, and ends the training at a loss that is not finite."""
+
+    def __init__(self, on_step: Callable[[int, float], None]) -> None:
+        self._on_step = on_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **_: Any) -> None:
-        loss = (logs or {}).get("loss", 0.0)
-        if not math.isfinite(loss):
-            raise TrainerError(f"DPO: the loss of step {state.global_step} is {loss}; lower --learning-rate")
+        if logs is None or "loss" not in logs:  # the summary at the end
+            return
+        if not math.isfinite(logs["loss"]):
+            raise TrainerError(f"DPO: the loss of step {state.global_step} is {logs['loss']}; lower --learning-rate")
+        self._on_step(state.global_step - 1, logs["loss"])
 
 
 def _columns(pair: Pair) -> dict[str, list[int]]:

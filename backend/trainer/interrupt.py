@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -57,6 +58,7 @@ class InterruptGuard:
             raise KeyboardInterrupt
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        os.write(2, b"\nstopping, which takes a few seconds\n")  # print is not safe in a handler
         if self.held and not self._pending:
             self._pending = True
             return

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from sparring.evaluation import EvalSummary
 
-__all__ = ["Display", "open_console", "supervised_progress"]
+__all__ = ["Display", "fine_tuning_progress", "open_console"]
 
 _ROWS_SHOWN = 12
 _STEPS_AVERAGED = 16  # for the time left
@@ -145,16 +145,18 @@ class Display:
 
 
 @contextmanager
-def supervised_progress(console: Console, steps: int) -> Iterator[Callable[[int, float], None]]:
-    """Gives what to call after every supervised step with its number and loss: a bar, or ten lines off a terminal."""
+def fine_tuning_progress(
+    console: Console, steps: int, what: str = "supervised"
+) -> Iterator[Callable[[int, float], None]]:
+    """Gives what to call after every step, numbered from 0, with its loss: a bar, or eleven lines off a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("supervised", total=steps)
+        task = progress.add_task(what, total=steps)
 
         def show(step: int, loss: float) -> None:
-            progress.update(task, advance=1, description=f"supervised, loss {loss:.3f}")
-            if not console.is_terminal and (step + 1) % max(1, steps // 10) == 0:
-                console.print(f"supervised step {step + 1} of {steps}, loss {loss:.3f}", highlight=False)
+            progress.update(task, advance=1, description=f"{what}, loss {loss:.3f}")
+            if not console.is_terminal and (step == 0 or (step + 1) % max(1, steps // 10) == 0):
+                console.print(f"{what} step {step + 1} of {steps}, loss {loss:.3f}", highlight=False)
 
         yield show
 

@@ -109,4 +109,4 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     p, z2 = successes / trials, _Z_95**2
     centre = (p + z2 / (2 * trials)) / (1 + z2 / trials)
     half = _Z_95 * math.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half))  # p is inside, but for rounding

@@ -13,7 +13,7 @@ from sparring.backend.buffer.harvest import preference_pairs, rewarded_episodes
 from sparring.backend.models import check_model, resolve_model
 from sparring.config import RunConfig
 from sparring.config_file import load_config
-from sparring.display import open_console, supervised_progress
+from sparring.display import fine_tuning_progress, open_console
 from sparring.errors import ConfigError
 from sparring.outputs import check_new_folder, writing
 from sparring.run_dir import RunDirectory
@@ -74,7 +74,7 @@ def sft(request: FineTuning, *, min_reward: float, per_task: int | None) -> int:
     start = resolve_model(_start(request, directory, config))
     policy, tokenizer = load_policy(start, getattr(torch, config.trainer.dtype))
     policy.to("cpu" if trains_on_cpu(config.trainer.device) else "cuda")  # type: ignore[arg-type]
-    with supervised_progress(console, steps) as show:
+    with fine_tuning_progress(console, steps) as show:
         losses = warm_start(
             policy,
             harvest.sequences,
@@ -108,24 +108,27 @@ def dpo(request: FineTuning, *, beta: float, min_gap: float, pairs_per_group: in
         pairs = preference_pairs(view, min_gap=min_gap, per_group=pairs_per_group)
     console = open_console()
     groups = len({pair.group_id for pair in pairs})
-    console.print(f"{len(pairs)} pairs of {groups} groups", highlight=False)
+    console.print(f"{len(pairs)} pairs of {groups} groups; a step is {request.batch_size} of them", highlight=False)
     import torch
 
     from sparring.backend.trainer.dpo import train_dpo
 
     torch.set_num_threads(config.trainer.threads)
-    model, tokenizer, steps = train_dpo(
-        resolve_model(_start(request, directory, config)),
-        pairs,
-        beta=beta,
-        epochs=request.epochs,
-        lr=request.learning_rate,
-        batch_size=request.batch_size,
-        seed=config.seed,
-        device=config.trainer.device,
-        dtype=getattr(torch, config.trainer.dtype),
-        gradient_checkpointing=config.trainer.gradient_checkpointing,
-    )
+    total = request.epochs * math.ceil(len(pairs) / request.batch_size)
+    with fine_tuning_progress(console, total, "DPO") as show:
+        model, tokenizer, steps = train_dpo(
+            resolve_model(_start(request, directory, config)),
+            pairs,
+            beta=beta,
+            epochs=request.epochs,
+            lr=request.learning_rate,
+            batch_size=request.batch_size,
+            seed=config.seed,
+            device=config.trainer.device,
+            dtype=getattr(torch, config.trainer.dtype),
+            gradient_checkpointing=config.trainer.gradient_checkpointing,
+            on_step=show,
+        )
     about = {"beta": beta, "min_gap": min_gap, "pairs": len(pairs), "groups": groups, "steps": steps}
     _write(request, directory, config, model, tokenizer, "dpo", about)
     first, last = steps[0], steps[-1]

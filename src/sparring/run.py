@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from sparring.config_file import LoadedConfig
-from sparring.display import Display, open_console, supervised_progress
+from sparring.display import Display, fine_tuning_progress, open_console
 from sparring.errors import ConfigError, SparringError, TaskError
 from sparring.extras import lacking
 from sparring.follower import follow, is_alone, is_follower, share_start
@@ -242,7 +242,7 @@ class _Run:
         torch.manual_seed(self.config.seed)
         policy, tokenizer = load_policy(model, getattr(torch, self.config.trainer.dtype), lora)
         policy.to("cpu" if trains_on_cpu(self.config.trainer.device) else "cuda")  # type: ignore[arg-type]
-        progress = supervised_progress(self.console, knobs.steps)
+        progress = fine_tuning_progress(self.console, knobs.steps)
         with adapter_dropout(policy, lora.dropout if lora is not None else 0.0), progress as show:
             losses = warm_start(
                 policy,

@@ -17,6 +17,13 @@ def episode(reward, **parts) -> EvalEpisode:
     )
 
 
+def test_the_share_itself_is_never_outside_by_rounding():
+    for trials in range(1, 300):
+        for successes in {0, 1, trials // 2, trials}:
+            low, high = wilson_interval(successes, trials)
+            assert 0 <= low <= successes / trials <= high <= 1
+
+
 def test_published_values_of_the_wilson_interval():
     # Newcombe 1998, doi:10.1002/(SICI)1097-0258(19980430)17:8<857::AID-SIM777>3.0.CO;2-E, table I, method 3
     assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)

@@ -57,7 +57,11 @@ def test_the_first_loss_is_that_of_the_reference_and_log_probabilities_are_ours(
 def test_training_prefers_what_was_rewarded(tiny_qwen3, episodes, pairs):
     before, _ = load_policy(tiny_qwen3, torch.float32)
     gaps = [logprob_of(before, chosen) - logprob_of(before, rejected) for chosen, rejected in episodes]
-    model, _, steps = train_dpo(tiny_qwen3, pairs, beta=0.1, epochs=6, lr=3e-4, batch_size=2)
+    told = []
+    model, _, steps = train_dpo(
+        tiny_qwen3, pairs, beta=0.1, epochs=6, lr=3e-4, batch_size=2, on_step=lambda *step: told.append(step)
+    )
+    assert told == [(i, step["loss"]) for i, step in enumerate(steps)]
     assert len(steps) == 12
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.1
     assert steps[-1]["rewards/accuracies"] == 1.0
