@@ -14,7 +14,7 @@ _WORDS = {  # for each of `types.EPISODE_STATES`, and each state of a group
     "dropped": "dropped",
     "expired": "expired",
     "failed": "failed",
-    "evaluation": "held-out",
+    "evaluation": "evaluated",
 }
 _MEANINGS = {  # of each of `types.EPISODE_STATES`
     "pending": "finished, not trained yet",
@@ -22,7 +22,7 @@ _MEANINGS = {  # of each of `types.EPISODE_STATES`
     "dropped": "not trained, as its group taught nothing (equal rewards, or too few episodes left)",
     "expired": "not trained, as too old a version sampled it (rollout.staleness)",
     "failed": "not trained, as something around the model broke",
-    "evaluation": "held-out, which is never trained",
+    "evaluation": "of an evaluation, or of the probe at the start: never trained",
 }
 
 

@@ -83,7 +83,7 @@ def print_report(console: Console, directory: RunDirectory) -> None:
     console.print(
         f"\ntraining took {summary['train_s']:.0f} s for {summary['steps']} steps, start-up, evaluations that "
         f"it waited for and the last checkpoint aside "
-        f"({summary['wall_s']:.0f} s with them, since this process began)\n"
+        f"(all in all {summary['wall_s']:.0f} s since this process began the run or went on with it)\n"
         f"the version lag was at most {summary['max_lag']} (bound η = {summary['staleness']})\n"
         f"episodes: {fates(counts)}\n"
         f"groups: {fates(groups)}{_dropped_besides(groups, summary)}\n"
