@@ -115,7 +115,7 @@ class GradientAccumulation:
         self, model: Any, known: _Prepared, mine: Sequence[Sequence[Sample]], spare: Sequence[Sequence[Sample]]
     ) -> tuple[Tensor, StepMeter, dict[int, Scored]]:
         """This rank's passes: its share of the loss, of the metrics and of the scores."""
-        loss = torch.zeros((), device=self.device)
+        loss = torch.zeros((), device=self.device, dtype=torch.float64)
         meter = StepMeter()
         scored: dict[int, Scored] = {}
         forwarded = unpacked = 0
@@ -137,7 +137,7 @@ class GradientAccumulation:
                 scored |= logprobs_by_sample(row, scores.logprobs)
                 forwarded, unpacked = forwarded + row.tokens, unpacked + row.unpacked_tokens
             del scores, x, out  # before the next row's are there
-        meter.add({"packing": (torch.tensor(unpacked).double(), torch.tensor(forwarded).double())})
+        meter.add({"packing": (torch.tensor(unpacked), torch.tensor(forwarded))})
         return loss, meter, scored
 
     def _inputs(self, row: PackedRow, scores: Scores, known: _Prepared) -> LossInputs:
