@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -114,11 +114,17 @@ def _parser() -> argparse.ArgumentParser:
     inference.add_argument("--port", type=int, default=0, help="of the first server (default: free ones)")
     _runs(inference, _serve_inference)
 
-    show = commands.add_parser("config", help="inspect configurations").add_subparsers(required=True, metavar="show")
-    show_config = show.add_parser("show", help="print every knob, its value and where it came from")
+    config = commands.add_parser("config", help="inspect and explain configurations")
+    configs = config.add_subparsers(required=True, metavar="{show,explain}")
+    show_config = configs.add_parser("show", help="print every knob, its value and where it came from")
     show_config.add_argument("config", metavar="FILE")
     show_config.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=_OVERRIDES)
     _runs(show_config, _show_config)
+    explain_config = configs.add_parser("explain", help="print every knob, its default and what it means")
+    explain_config.add_argument(
+        "prefix", nargs="?", default="", metavar="KEY", help="only it, or those that begin so, such as trainer"
+    )
+    _runs(explain_config, _explain_config)
 
     evaluation = commands.add_parser("eval", help="play held-out episodes and report pass@k with intervals")
     evaluation.add_argument("model", help="model folder, run folder, its checkpoint, or a name that --base-url serves")
@@ -289,14 +295,25 @@ def _serve_inference(arguments: argparse.Namespace) -> int:
 
 
 def _show_config(arguments: argparse.Namespace) -> int:
+    from sparring.config_file import load_config
+
+    return _print_table(("key", "value", "from"), load_config(arguments.config, arguments.overrides).lines())
+
+
+def _explain_config(arguments: argparse.Namespace) -> int:
+    from sparring.config_file import explain_keys
+
+    return _print_table(("key", "default", "meaning"), explain_keys(arguments.prefix))
+
+
+def _print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> int:
     from rich.table import Table
 
-    from sparring.config_file import load_config
     from sparring.display import open_console
 
-    table = Table("key", "value", "from", box=None, pad_edge=False)
-    for key, value, origin in load_config(arguments.config, arguments.overrides).lines():
-        table.add_row(key, value, origin)
+    table = Table(*headings, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
     open_console().print(table)
     return 0
 

@@ -1,6 +1,6 @@
 """The schema of a run's configuration: every knob, its default and what it means.
 
-`config_file.load_config` reads one from YAML and dotted overrides.
+`config_file.load_config` reads one from YAML and dotted overrides; `sparring config explain` shows the descriptions.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ class AgentConfig(_Section):
 
 
 class EngineConfig(_Section):
-    type: Literal["torch", "sglang", "vllm"] = Field("torch", description="what samples")
+    type: Literal["torch", "sglang", "vllm"] = Field(
+        "torch", description="what samples: 'torch' is the embedded engine; servers of 'sglang' or 'vllm'"
+    )
     slots: int = Field(32, ge=1, description="sequences decoded together")
     threads: int = Field(1, ge=1, description="torch threads of the engine's process")
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="weights and activations of the sampler")
@@ -127,9 +129,13 @@ class EngineConfig(_Section):
 
 class SamplingConfig(_Section):
     temperature: float = Field(1.0, gt=0, description="divides the logits in sampler and loss alike")
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0, description="0 is off")
-    min_p: float = Field(0.0, ge=0, lt=1)
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="only the likeliest tokens that together have so much probability; 1 is off"
+    )
+    top_k: int = Field(0, ge=0, description="only so many of the likeliest tokens; 0 is off")
+    min_p: float = Field(
+        0.0, ge=0, lt=1, description="only tokens at least this share as probable as the likeliest; 0 is off"
+    )
     max_new_tokens: int = Field(256, ge=1, description="tokens a turn")
 
 
@@ -167,13 +173,15 @@ class LoraConfig(_Section):
 
 class TrainerConfig(_Section):
     steps: int = Field(20, ge=1, description="optimizer steps")
-    learning_rate: float = Field(1e-6, gt=0)
+    learning_rate: float = Field(1e-6, gt=0, description="of the optimizer, at its height")
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
         "adamw", description="'adamw_8bit' keeps its moments in bytes, by bitsandbytes"
     )
-    weight_decay: float = Field(0.0, ge=0)
-    adam_betas: tuple[float, float] = (0.9, 0.99)
-    warmup_steps: int = Field(0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's, decoupled from the gradient")
+    adam_betas: tuple[float, float] = Field(
+        (0.9, 0.99), description="how much AdamW keeps of its averages of gradients and of their squares"
+    )
+    warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises from nothing")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="the learning rate after its warm-up: as it is, or falling to nothing by `steps`"
     )
@@ -182,7 +190,7 @@ class TrainerConfig(_Section):
         ge=1,
         description="linear, cosine: the rate falls in the last so many steps alone; null: from the warm-up on",
     )
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(1.0, gt=0, description="a gradient of a greater norm is scaled down to this")
     lora: LoraConfig | None = Field(
         None, description="train an adapter alone, the model frozen: `lora: {}`; wants a learning rate about ten times"
     )
@@ -193,7 +201,9 @@ class TrainerConfig(_Section):
     sharding: Literal["none", "fsdp2"] = Field(
         "none", description="several ranks: each holds all weights and moments (none), or its part of them (fsdp2)"
     )
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = Field(
+        False, description="compute the layers again for the gradient: less memory, slower"
+    )
     compile: bool = Field(False, description="fuse the layers' elementwise work; the first steps take a minute more")
     checkpoint_every: int = Field(10, ge=0, description="steps between checkpoints; 0: at the end alone")
     keep_checkpoints: int = Field(2, ge=1, description="the newest so many checkpoints are kept")
@@ -201,7 +211,7 @@ class TrainerConfig(_Section):
         0, ge=0, description="and those of so many evaluations with the greatest reward, the earlier at equal reward"
     )
     report_to: list[Literal["tensorboard", "trackio", "wandb"]] = Field(
-        default_factory=list, description="where the numbers of metrics.jsonl go besides"
+        default_factory=list, description="where the numbers of metrics.jsonl go besides: tensorboard, trackio, wandb"
     )
     max_logprob_drift: float | None = Field(
         None, gt=0, description="the probe refuses above this mean |Δ log p|; default 0.1 in bfloat16, 0.001 in float32"
@@ -234,7 +244,7 @@ class TrainerConfig(_Section):
 class EvalConfig(_Section):
     every: int = Field(10, ge=0, description="steps between evaluations on held-out tasks; 0: before and after alone")
     tasks: int = Field(64, ge=1, description="held-out tasks")
-    split: str = "test"
+    split: str = Field("test", description="of the environment, which the held-out tasks are from")
     during_training: Literal["hold", "stall"] = Field(
         "hold",
         description="what waits for an evaluation between two steps, which is of one version: 'hold' the engine's new "
@@ -245,8 +255,8 @@ class EvalConfig(_Section):
 class WarmStartConfig(_Section):
     steps: int = Field(0, ge=0, description="supervised steps before GRPO, on the environment's own demonstrations")
     data: str | None = Field(None, description="or on these: JSONL of conversations, such as `sparring export` writes")
-    learning_rate: float = Field(1e-3, gt=0)
-    batch_size: int = Field(32, ge=1)
+    learning_rate: float = Field(1e-3, gt=0, description="at its height: it rises for a tenth of the steps, then falls")
+    batch_size: int = Field(32, ge=1, description="sequences a supervised step")
 
 
 class RunConfig(_Section):
@@ -263,7 +273,9 @@ class RunConfig(_Section):
     eval: EvalConfig = EvalConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     run_dir: str = Field("runs/{name}", description="where the run lives; {name} is the configuration file's name")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(
+        0, ge=0, description="of the tasks' order, episodes and sampling; an asynchronous run does not repeat by it"
+    )
 
     @model_validator(mode="after")
     def _check_contradictions(self) -> Self:

@@ -13,12 +13,13 @@ from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from sparring.config import RunConfig
 from sparring.errors import ConfigError
 from sparring.spelling import nearest
 
-__all__ = ["LoadedConfig", "keys_like", "load_config", "make_config"]
+__all__ = ["LoadedConfig", "explain_keys", "keys_like", "load_config", "make_config"]
 
 # A section that may be given as a bare string names its first key: `objective: dapo`.
 _SHORTHANDS = {"objective": "name", "engine": "type", "env": "id", "model": "path", "agent": "policy"}
@@ -48,7 +49,7 @@ class LoadedConfig:
     def lines(self) -> Iterator[tuple[str, str, str]]:
         """Each knob as (dotted key, value, origin)."""
         for key, value in _leaves(self.config):
-            yield key, json.dumps(value, default=BaseModel.model_dump), self.origins.get(key, "default")
+            yield key, _as_json(value), self.origins.get(key, "default")
 
     def to_yaml(self) -> str:
         """The resolved file, which loads to the same configuration."""
@@ -159,16 +160,36 @@ def _check_keys(document: Mapping[str, Any], model: type[BaseModel], prefix: str
             _check_keys(value, inner, f"{prefix}{key}.", origins)
 
 
+def explain_keys(prefix: str = "") -> list[tuple[str, str, str]]:
+    """The knobs whose dotted keys begin with `prefix`, each as (key, default, what it means).
+
+    Raises:
+        ConfigError: there are none; it names the nearest.
+    """
+    knobs = [
+        (
+            key,
+            "required" if field.is_required() else _as_json(field.get_default(call_default_factory=True)),
+            field.description or "",
+        )
+        for key, field in _schema_fields(RunConfig, "")
+        if key.startswith(prefix) and _section(field.annotation) is not field.annotation
+    ]
+    if not knobs:
+        raise ConfigError(_unknown_key(prefix, {}))
+    return knobs
+
+
 def keys_like(key: str) -> list[str]:
     """The keys whose last name is that of `key`; else the one that is spelt most like it, if any is."""
-    known = list(_schema_keys(RunConfig, ""))
+    known = [name for name, _ in _schema_fields(RunConfig, "")]
     by_last_name = [k for k in known if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
     return by_last_name or [near for near in [nearest(key, known)] if near is not None]
 
 
 def _unknown_key(key: str, origins: Mapping[str, str]) -> str:
     guess = next(iter(keys_like(key)), None)
-    advice = f"did you mean {guess}?" if guess else "`sparring config show FILE` lists all keys"
+    advice = f"did you mean {guess}?" if guess else "`sparring config explain` lists all keys"
     return f"{origins.get(key, 'configuration')}: unknown key {key}; {advice}"
 
 
@@ -186,11 +207,12 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _schema_keys(model: type[BaseModel], prefix: str) -> Iterator[str]:
+def _schema_fields(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    """Every key that there may be, sections included."""
     for name, field in model.model_fields.items():
+        yield f"{prefix}{name}", field
         if (inner := _section(field.annotation)) is not None:
-            yield from _schema_keys(inner, f"{prefix}{name}.")
-        yield f"{prefix}{name}"
+            yield from _schema_fields(inner, f"{prefix}{name}.")
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
@@ -199,6 +221,10 @@ def _section(annotation: Any) -> type[BaseModel] | None:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
     return None
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, default=BaseModel.model_dump)
 
 
 def _leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:

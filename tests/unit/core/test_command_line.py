@@ -3,6 +3,7 @@
 import pytest
 
 from sparring.cli import main
+from sparring.config_file import explain_keys, load_config
 
 
 def refusal(capsys, *arguments: str) -> str:
@@ -84,6 +85,28 @@ def test_overrides_are_optional_and_may_stand_behind_options(capsys, tmp_path):
     config.write_text("model: tiny-qwen3\nenv: sparring/KeyLookup-v0\n")
     assert main(["config", "show", str(config), "trainer.steps=2", "seed=5"]) == 0
     assert "override seed=5" in capsys.readouterr().out
+
+
+def test_every_knob_that_is_shown_is_explained_and_each_has_a_meaning(tmp_path):
+    config = tmp_path / "x.yaml"
+    config.write_text("model: tiny-qwen3\nenv: sparring/KeyLookup-v0\n")
+    shown = {key for key, _, _ in load_config(config, ["trainer.lora={}"]).lines()}
+    explained = {key: meaning for key, _, meaning in explain_keys()}
+    assert explained.keys() == shown | {"trainer.lora"}
+    assert [key for key, meaning in explained.items() if not meaning] == []
+
+
+def test_one_knob_or_a_section_is_explained_alone_and_a_misspelt_one_is_answered(capsys):
+    assert main(["config", "explain", "rollout.staleness"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said == (
+        "key default meaning rollout.staleness 2 most updates between sampling and training (η); 0 is synchronous"
+    )
+    assert main(["config", "explain", "model."]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1][:2] == ["model.path", "required"]
+    assert main(["config", "explain", "rolout.staleness"]) == 2
+    assert "did you mean rollout.staleness?" in capsys.readouterr().err
 
 
 def test_brackets_in_what_is_shown_are_no_markup(capsys, tmp_path):
