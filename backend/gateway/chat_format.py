@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -22,6 +23,7 @@ __all__ = ["ChatFormat"]
 
 # Of Unicode's noncharacters, which no text should interchange; text that does all the same cannot imitate them.
 _SPLIT = "\ufdd0"  # cuts a special token, or a mark, that stands in a message's text
+_OPENINGS = 256  # conversations whose opening is kept in tokens: more than there are groups that begin at once
 _MARK = "\ufdd1\ufdd2"  # stands for an assistant message's content, to find what the template puts behind it
 
 History: TypeAlias = Literal["sampled", "template"]
@@ -61,6 +63,7 @@ class ChatFormat:
         history: History = "sampled",
     ) -> None:
         self._tokenizer, self._template, self.parser, self.history = tokenizer, template, parser, history
+        self._encode_opening = lru_cache(_OPENINGS)(self._encode)
         self.template = template.source
         added = {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
         control = [text for text, special in added.items() if special or re.fullmatch(r"<[|｜].*[|｜]>", text)]
@@ -125,12 +128,14 @@ class ChatFormat:
     def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Token ids of a conversation's opening, up to where the model speaks.
 
+        Kept for a while: the members of a group open alike.
+
         Raises:
             GatewayError: the template refuses the messages.
         """
         if not messages:
             raise GatewayError("messages: at least one message is needed", param="messages")
-        return self._encode(self._render(messages, tools, generation_prompt=True))
+        return list(self._encode_opening(self._render(messages, tools, generation_prompt=True)))
 
     def encode_suffix(
         self,

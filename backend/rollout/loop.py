@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 _POLL_S = 0.5
 _BEAT_S = 0.5
-# The loop waits for its sockets hundreds of times a second, and each time asks for the interpreter anew. A thread that
-# is busy in Python, as a trainer that launches kernels, hands it over after this interval: 5 ms would bind the loop.
-_SWITCH_S = 0.0005
+# Both sides let go of the interpreter thousands of times a second, the loop at its sockets and the trainer at every
+# operation of PyTorch, and each time wait up to so long for the other to hand it back (`benchmarks.rollouts`).
+_SWITCH_S = 0.0001
 _GRACE_S = 10.0  # what a coroutine past its deadline gets for ending, before its caller leaves it behind
 
 

@@ -180,18 +180,23 @@ class RemoteEngine(Engine):
     async def stream(
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session_id: str | None = None
     ) -> AsyncGenerator[Chunk, None]:
+        if not self._live:
+            said = await self.generate(token_ids, sampling, session_id=session_id)
+            yield Chunk(said.token_ids)
+            yield Chunk([], said)
+            return
         # A task reads the server's events, so that a pause that ends the request does not wait for our caller to read.
         replies: asyncio.Queue[Reply | Exception] = asyncio.Queue()
         reading = asyncio.create_task(self._read_into(replies, token_ids, sampling))
-        said = 0
+        shown = 0
         try:
             while True:
                 reply = await replies.get()
                 if isinstance(reply, Exception):
                     raise reply
-                if len(reply.token_ids) > said:
-                    yield Chunk(reply.token_ids[said:])
-                    said = len(reply.token_ids)
+                if len(reply.token_ids) > shown:
+                    yield Chunk(reply.token_ids[shown:])
+                    shown = len(reply.token_ids)
                 if reply.finish_reason is not None:
                     yield Chunk([], completion(reply))
                     return
@@ -264,7 +269,7 @@ class RemoteEngine(Engine):
         self, replies: asyncio.Queue[Reply | Exception], token_ids: Sequence[int], sampling: SamplingParams
     ) -> None:
         try:
-            async with aclosing(self._legs(token_ids, sampling, stream=self._live)) as legs:
+            async with aclosing(self._legs(token_ids, sampling, stream=True)) as legs:
                 async for reply in legs:
                     replies.put_nowait(reply)
         except Exception as error:  # raised where the caller reads
