@@ -1,4 +1,7 @@
-"""Measure on one GPU, by parts, each under 8 minutes (gsm8k: under 14); a part that a results file has is skipped.
+"""Measure on one GPU, by parts; a part that a results file has is skipped.
+
+A part takes less than 8 minutes, or is made of legs that do: what a leg has trained is kept, so that the same command,
+ended after any of them, goes on from there.
 
     python -m benchmarks.gpu --json benchmarks/results/h200-DATE.json            # all that is missing
     python -m benchmarks.gpu --json FILE --part raw --part weights --again       # these, anew
@@ -10,6 +13,7 @@ import argparse
 import faulthandler
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._report import Row, report
+from benchmarks.gpu.gsm8k import Unfinished
+from sparring.wiring import sigterm_as_interrupt
 
 PARTS = ("raw", "gateway", "weights", "numerics", "sharing", "trainer", "trl_step", "tree", "gsm8k", "gsm8k_sync",
          "calculator", "long_tailed")  # fmt: skip
@@ -41,9 +47,15 @@ def main() -> int:
             continue
         began = time.monotonic()
         logs = path.parent / f"logs-{name}"
+        if arguments.again:
+            shutil.rmtree(logs, ignore_errors=True)
         logs.mkdir(exist_ok=True)
         try:
-            rows, details = importlib.import_module(f"benchmarks.gpu.{name}").measure(logs)
+            with sigterm_as_interrupt():
+                rows, details = _measured(name, logs)
+        except KeyboardInterrupt:
+            print(f"{name}: stopped; the same command goes on from here")
+            return 130
         except Exception:
             traceback.print_exc()
             status = 1
@@ -53,6 +65,16 @@ def main() -> int:
         results["parts"][name] = _record(rows, details, seconds)
         path.write_text(json.dumps(results, indent=1) + "\n")
     return status
+
+
+def _measured(name: str, logs: Path) -> tuple[list[Row], dict[str, Any]]:
+    """One leg after the other."""
+    while True:
+        try:
+            found: tuple[list[Row], dict[str, Any]] = importlib.import_module(f"benchmarks.gpu.{name}").measure(logs)
+            return found
+        except Unfinished as reached:
+            print(f"{name}: {reached}; on with the next leg", flush=True)
 
 
 def _record(rows: list[Row], details: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -24,14 +25,28 @@ from benchmarks._report import report as print_rows
 from benchmarks.gpu._servers import kept_urls
 
 CONFIG = "examples/gsm8k_h200.yaml"
-TIMEOUT_S = float(os.environ.get("SPARRING_BENCH_GSM8K_S", 800))  # all steps, evaluations, servers that start
+LEG_S = float(os.environ.get("SPARRING_BENCH_GSM8K_S", 440))  # of a run: servers that start, steps, evaluations
+_PHASES = ("time/wait_s", "time/train_s", "time/publish_s", "time/record_s")
+_END_S = 90.0  # it saves a checkpoint first
 AIMS_S = {0.37: 150.0, 0.40: 420.0}
 
 
+class Unfinished(Exception):
+    """A part has more to do, and goes on where it is when it is measured again."""
+
+
 def measure(out: Path, staleness: int = 2) -> tuple[list[Row], dict[str, Any]]:
+    """
+    Raises:
+        Unfinished: the leg is over and the run is not; the next call resumes it.
+    """
     overrides = [f"model.path={os.environ['SPARRING_BENCH_MODEL']}", f"rollout.staleness={staleness}"]
     overrides += [*engine_overrides(), *os.environ.get("SPARRING_BENCH_GSM8K", "").split()]
-    found = summarise(run_command(CONFIG, out / f"eta{staleness}", overrides)) | {"overrides": overrides[1:]}
+    folder = out / f"eta{staleness}"
+    found = summarise(run_command(CONFIG, folder, overrides, timeout_s=LEG_S, resume=True))
+    if not (folder / "summary.json").exists():
+        raise Unfinished(f"{found['steps'][-1]['step']:.0f} steps are done")
+    found["overrides"] = overrides[1:]
     return report(found, f"η = {staleness}"), found
 
 
@@ -79,21 +94,24 @@ def run_command(
     folder: Path,
     overrides: Sequence[str],
     *,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float = 800.0,
     seconds_of_steps: float | None = None,
+    resume: bool = False,
 ) -> list[dict[str, Any]]:
     """One training run in a process of its own, ended gently when its time is over; what its metrics say.
 
     Args:
         seconds_of_steps: end it once its steps have taken so long, evaluations aside.
+        resume: go on with the run in `folder`, if there is one.
 
     Raises:
         RuntimeError: it died: a curve that breaks off must not look like one that was ended.
     """
     command = [sys.executable, "-m", "sparring.cli", "train", config, f"run_dir={folder}", *overrides]
+    command += ["--resume"] if resume and (folder / "config.yaml").exists() else []
     folder.parent.mkdir(parents=True, exist_ok=True)
     metrics = folder / "metrics.jsonl"
-    with open(f"{folder}.log", "w") as log:
+    with open(f"{folder}.log", "a" if resume else "w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + timeout_s
         try:
@@ -181,10 +199,20 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
-        process.wait(30)
+        process.wait(_END_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _spread(window: str, phase: str, steps: Sequence[dict[str, Any]]) -> list[Row]:
+    """How long a phase took in most steps, and in the longest; none in runs that did not measure it."""
+    took = sorted(step[phase] for step in steps if phase in step)
+    if len(took) < 2:
+        return []
+    low, middle, high = statistics.quantiles(took, n=4)
+    named = {"a quarter of the steps at most": low, "half": middle, "three quarters": high, "the longest": took[-1]}
+    return [Row(f"steps {window}: {phase}, {name}", value, "s") for name, value in named.items()]
 
 
 def main() -> int:
@@ -197,8 +225,9 @@ def main() -> int:
     rows = report(found, arguments.part)
     for window in arguments.windows:
         first, last = map(int, window.split("-"))
-        seen = rates([step for step in found["steps"] if first <= step["step"] <= last])
-        rows += [Row(f"steps {window}: {name}", value, "") for name, value in seen.items()]
+        steps = [step for step in found["steps"] if first <= step["step"] <= last]
+        rows += [Row(f"steps {window}: {name}", value, "") for name, value in rates(steps).items()]
+        rows += [row for phase in _PHASES for row in _spread(window, phase, steps)]
     return print_rows(arguments.part, rows)
 
 
