@@ -143,8 +143,10 @@ class RunDirectory:
             raise ConfigError(f"run_dir: cannot write to {self.root}: {error.strerror}") from error
 
 
-# What may change between a run and its continuation: how long it goes on, and what it shows.
+# What may change between a run and its continuation: how long it goes on, where it runs and in what memory, how long it
+# waits, and what it shows. None of it changes what is learnt, but some may be why the run broke off.
 _FREE_KEYS = (
+    "run_dir",
     "trainer.steps",
     "trainer.checkpoint_every",
     "trainer.keep_checkpoints",
@@ -152,11 +154,27 @@ _FREE_KEYS = (
     "trainer.report_to",
     "trainer.threads",
     "trainer.sharding",
+    "trainer.token_budget",
+    "trainer.gradient_checkpointing",
+    "trainer.compile",
     "eval.every",
     "eval.during_training",
     "engine.threads",
+    "engine.slots",
+    "engine.python",
+    "engine.urls",
+    "engine.environment",
+    "engine.servers",
+    "engine.memory_fraction",
+    "engine.weights",
+    "engine.bucket_mib",
+    "engine.verify_weights",
+    "engine.group_host",
     "rollout.keep_steps",
-    "run_dir",
+    "rollout.max_running_groups",
+    "rollout.buffer_groups",
+    "rollout.max_refill",
+    "rollout.episode_timeout_s",
 )
 
 
