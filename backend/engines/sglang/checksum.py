@@ -6,6 +6,7 @@ Also loaded by `launcher.py` inside SGLang's own Python, so it imports nothing o
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ __all__ = ["ACTION", "parameter_checksums"]
 ACTION = "sparring_checksums"  # of `/weights_checker`, on a server that `launcher.py` started
 _CHUNK_BYTES = 64 * 2**20
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_Rows: TypeAlias = tuple[torch.device, int]  # where they lie, and of how many words each is
 _MIX = (-7046029254386353131, -4658895280553007687)  # 64-bit constants of splitmix64
 
 
@@ -27,20 +29,30 @@ def parameter_checksums(named: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[
     with which a server fills up a vocabulary, add nothing. A change within one row is always seen, any other with
     probability 1 - 2^-64; only the order of whole rows is not. An element of a vector counts as a row.
 
-    One wait for a GPU in all; temporary memory is 64 MiB.
+    Tensors of equal rows go together, and there is one wait for a GPU in all: some ten operations for each tensor, each
+    of which waits for a busy interpreter, made an update of a small model take seconds. Temporary memory is 128 MiB.
     """
-    weights: dict[tuple[torch.device, int], Tensor] = {}
-    names, kinds, sums = [], [], []
+    weights: dict[_Rows, Tensor] = {}
+    waiting: dict[_Rows, list[tuple[str, Tensor]]] = {}
+    kinds: dict[str, str] = {}
+    sums: dict[str, Tensor] = {}
     for name, tensor in named:
         words = _words(tensor.data)  # plain, where a parameter is of a class of its own
-        key = words.device, words.shape[1]
-        if key not in weights:
-            weights[key] = _odd_weights(words.shape[1], words.device)
-        names.append(name)
-        kinds.append(str(tensor.dtype).removeprefix("torch."))
-        sums.append(_sum_of_hashes(words, weights[key]))
-    values: list[int] = torch.stack(sums).tolist() if sums else []
-    return {name: (value, kind) for name, value, kind in zip(names, values, kinds, strict=True)}
+        rows = words.device, words.shape[1]
+        if rows not in weights:
+            weights[rows] = _odd_weights(words.shape[1], words.device)
+        kinds[name] = str(tensor.dtype).removeprefix("torch.")
+        together = [*waiting.pop(rows, ()), (name, words)]
+        if _bytes(words) >= _CHUNK_BYTES:  # by itself, or it would be copied
+            sums |= _sums_of_hashes([together.pop()], weights[rows])
+        if sum(_bytes(each) for _, each in together) >= _CHUNK_BYTES:
+            sums |= _sums_of_hashes(together, weights[rows])
+        else:
+            waiting[rows] = together
+    for rows, together in waiting.items():
+        sums |= _sums_of_hashes(together, weights[rows])
+    values: list[int] = torch.stack([sums[name] for name in kinds]).tolist() if kinds else []
+    return {name: (value, kind) for (name, kind), value in zip(kinds.items(), values, strict=True)}
 
 
 def _words(tensor: Tensor) -> Tensor:
@@ -58,10 +70,19 @@ def _odd_weights(width: int, device: torch.device) -> Tensor:
     return _mixed(torch.arange(1, width + 1, device=device, dtype=torch.int64) * _MIX[0]) | 1
 
 
-def _sum_of_hashes(words: Tensor, weights: Tensor) -> Tensor:
-    rows = max(1, _CHUNK_BYTES // (8 * words.shape[1]))
-    hashes = [(part.to(torch.int64) * weights).sum(dim=1) for part in words.split(rows)]
-    return torch.stack([_mixed(part).sum() for part in hashes]).sum()
+def _sums_of_hashes(named: list[tuple[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
+    if not named:
+        return {}
+    words = named[0][1] if len(named) == 1 else torch.cat([each for _, each in named])
+    parts = words.split(max(1, _CHUNK_BYTES // (8 * words.shape[1])))
+    hashes = torch.cat([_mixed((part.to(torch.int64) * weights).sum(dim=1)) for part in parts])
+    of_each = hashes.split([len(each) for _, each in named])
+    return {name: part.sum() for (name, _), part in zip(named, of_each, strict=True)}
+
+
+def _bytes(words: Tensor) -> int:
+    """As 64-bit integers."""
+    return 8 * words.numel()
 
 
 def _mixed(values: Tensor) -> Tensor:

@@ -106,3 +106,16 @@ def test_another_type_or_name_is_not_called_a_difference(model):
     found = compare(parameter_checksums(model.items()), parameter_checksums(held.items()))
     assert found.wrong == ()
     assert set(found.unknown) == set(model)
+
+
+@pytest.mark.parametrize("chunk_bytes", [8, 4096, 64 * 2**20])
+def test_what_a_tensor_is_hashed_together_with_changes_nothing(chunk_bytes, monkeypatch):
+    monkeypatch.setattr(checksum, "_CHUNK_BYTES", chunk_bytes)
+    torch.manual_seed(0)
+    shapes = [(64,), (7, 32), (64, 32), (3,), (500, 32), (5, 48), (1, 32), (64,)]
+    tensors = {f"t{i}": torch.randn(shape, dtype=torch.bfloat16) for i, shape in enumerate(shapes)}
+    tensors["in float32"] = torch.randn(9)
+    alone = {name: parameter_checksums([(name, tensor)])[name] for name, tensor in tensors.items()}
+    together = parameter_checksums(tensors.items())
+    assert together == alone
+    assert list(together) == list(tensors)
