@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 _LONGEST_LINE = 1 << 28  # bytes; a status or a completion is far below
 _EXIT_DEADLINE_S = 10.0
-_STATUS_DEADLINE_S = 1.0
+_STATUS_DEADLINE_S = 4.0  # it answers at once, unless the machine has no time for it
 # For glibc: keep some freed megabytes instead of giving them back, in one heap for all threads. Else every large
 # intermediate of every step is mapped, zeroed and unmapped anew, most of all in attention over a next turn's tokens.
 _KEEP_MEMORY = {

@@ -328,7 +328,7 @@ class RemoteEngine(Engine):
         if not stream:
             said = self._transport.post(path, body, deadline_s=self._timeout_s, repeatable=True)
             data = await self._died_or(said)
-            reply = self._parse(data or {}, leg, reply)
+            reply = self._parse(data if isinstance(data, dict) else {}, leg, reply)
             self._reports_versions = self._reports_versions or reply.versions is not None
             yield reply
             return

@@ -109,8 +109,7 @@ class EnginePool(Engine):
     async def stop(self) -> None:
         if self._checking is not None:
             self._checking.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._checking
+            await asyncio.wait({self._checking})  # one that died of a bug holds up nothing; asyncio logs it
             self._checking = None
         await asyncio.gather(*(member.engine.stop() for member in self._members))
 
@@ -271,6 +270,9 @@ class EnginePool(Engine):
         try:
             return (await member.engine.health()).ok
         except EngineError:
+            return False
+        except Exception:  # of what answers there in its place, perhaps; the others are looked after all the same
+            _log.exception("the health check of server %d of the pool broke", self._members.index(member))
             return False
 
     def _may_return(self, member: _Member) -> bool:

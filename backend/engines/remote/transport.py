@@ -40,8 +40,14 @@ class Transport:
         while self._sessions:
             await self._sessions.popitem()[1].close()
 
-    async def get(self, path: str, *, deadline_s: float) -> Any:
-        return await self._call("GET", path, None, deadline_s, repeatable=True)
+    async def get(self, path: str, *, deadline_s: float) -> dict[str, Any]:
+        """The JSON object there; an empty one where something else answers, another program on that port, say.
+
+        Raises:
+            EngineError: as `post`.
+        """
+        answer = await self._call("GET", path, None, deadline_s, repeatable=True)
+        return answer if isinstance(answer, dict) else {}
 
     async def post(self, path: str, body: Mapping[str, Any], *, deadline_s: float, repeatable: bool = False) -> Any:
         """The JSON that the server answers, of an error status too (servers explain themselves there); None if no JSON.

@@ -102,7 +102,7 @@ class AdapterLoader:
         """`version` as the server calls it, if it still has the adapter of it: one that was restarted has none."""
         if self.current is None:
             return str(version)
-        models = await self._transport.get("/v1/models", deadline_s=deadline_s) or {}
+        models = await self._transport.get("/v1/models", deadline_s=deadline_s)
         return str(version) if self.current in {model.get("id") for model in models.get("data") or ()} else "no adapter"
 
     async def close(self) -> None:

@@ -107,7 +107,7 @@ class SGLangEngine(RemoteEngine):
     async def _identify(self) -> int:
         model = await self._died_or(self._transport.get("/model_info", deadline_s=_IDENTIFY_S))
         server = await self._died_or(self._transport.get("/server_info", deadline_s=_IDENTIFY_S))
-        self._info = info = parse_server_info(server or {}, model or {}, self.url)
+        self._info = info = parse_server_info(server, model, self.url)
         if info.architectures and self._layout.architecture not in info.architectures:
             raise EngineError(
                 f"the SGLang server at {self.url} holds {info.architectures[0]} ({info.model_path}), but the model of "

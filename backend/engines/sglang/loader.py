@@ -241,7 +241,7 @@ class WeightLoader:
         broadcast in it would kill it."""
         deadline_s = min(_GROUP_S, self._options.deadline_s)
         server = await self._transport.get("/server_info", deadline_s=deadline_s)
-        instance = (server or {}).get("startup_time")
+        instance = server.get("startup_time")
         if self._group is not None and (instance is None or instance != self._instance):
             await self._group.close(self._transport)
             self._group = None

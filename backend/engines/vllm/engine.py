@@ -37,15 +37,15 @@ class VLLMEngine(RemoteEngine):
 
     async def _identify(self) -> int:
         server = await self._died_or(self._transport.get("/version", deadline_s=_IDENTIFY_S))
-        if not isinstance(server, dict) or "version" not in server:
+        if "version" not in server:
             raise EngineError(
                 f"what answers at {self.url} is not a vLLM server (no version in its /version): check the port"
             )
         models = await self._died_or(self._transport.get("/v1/models", deadline_s=_IDENTIFY_S))
-        for model in (models or {}).get("data") or ():
+        for model in models.get("data") or ():
             self._check_model(model)
         weights = await self._died_or(self._transport.get("/weight_info", deadline_s=_IDENTIFY_S))
-        if "weight_version" not in (weights or {}):
+        if "weight_version" not in weights:
             raise EngineError(
                 f"the vLLM {server['version']} at {self.url} does not let its weights be changed: {_HOW_TO_START}"
             )
@@ -81,7 +81,7 @@ class VLLMEngine(RemoteEngine):
             )
 
     async def _held(self) -> str:
-        answer = await self._transport.get("/weight_info", deadline_s=_HEALTH_S) or {}
+        answer = await self._transport.get("/weight_info", deadline_s=_HEALTH_S)
         if "weight_version" not in answer:
             raise EngineError(f"the vLLM server at {self.url} is not well: {refusal(answer) or answer}")
         return str(answer["weight_version"])

@@ -126,6 +126,24 @@ async def test_a_server_that_misses_its_health_checks_loses_what_waits_there():
     await pool.stop()
 
 
+async def test_a_server_whose_health_makes_no_sense_is_a_sick_one_and_the_rest_is_looked_after(caplog):
+    class Strange(ScriptedEngine):
+        async def health(self):
+            raise AttributeError("'list' object has no attribute 'get'")
+
+    members = [Strange(lambda _prompt: range(100)), *engines(1)]
+    pool = EnginePool(members, check_every_s=60)
+    await pool.start()
+    for _ in range(3):
+        await pool._check_all()
+    assert "server 0 was taken out" in caplog.text
+    members[1].crash("killed")
+    for _ in range(3):
+        await pool._check_all()
+    assert "server 1 was taken out" in caplog.text
+    await pool.stop()
+
+
 async def test_a_stream_that_said_something_fails_with_its_server():
     """Its listener holds tokens that another server would say anew."""
     members = [Lost(lambda _prompt: range(100)), *engines(1)]

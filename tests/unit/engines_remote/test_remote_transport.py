@@ -96,6 +96,12 @@ async def test_an_error_page_is_quoted():
             await transport.get("/model_info", deadline_s=5)
 
 
+@pytest.mark.parametrize("body", [b"<html>It works!</html>", ["a", "list"], None])
+async def test_what_answers_with_no_object_says_nothing(body):
+    async with server([http(body)]) as transport:
+        assert await transport.get("/model_info", deadline_s=5) == {}
+
+
 async def test_a_request_under_way_as_the_transport_closes_is_an_error():
     asked = asyncio.Event()
 
