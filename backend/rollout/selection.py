@@ -28,11 +28,8 @@ def trajectory_lag(stored: StoredTrajectory, version: int) -> int:
 
     It lies at the oldest token, or, for an episode from before a resume, perhaps at the newest.
     """
-    sampled = [s.policy_versions[s.action_mask] for s in stored.trajectory.sequences]
-    return max(
-        (lag(int(v), version, stored.branch_step) for vs in sampled if vs.size for v in (vs.min(), vs.max())),
-        default=0,
-    )
+    spans = (sequence.version_span for sequence in stored.trajectory.sequences)
+    return max((lag(v, version, stored.branch_step) for span in spans if span is not None for v in span), default=0)
 
 
 def has_signal(trajectories: Sequence[Trajectory]) -> bool:

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -239,11 +240,11 @@ class TokenSequence:
 
     __hash__ = None  # type: ignore[assignment]  # arrays do not hash
 
-    @property
-    def oldest_version(self) -> int | None:
-        """Version of the oldest action token, or None where no token was sampled by the trained policy."""
+    @cached_property  # asked at every batch for all that is ready
+    def version_span(self) -> tuple[int, int] | None:
+        """Versions of the oldest and the newest action token, or None where the trained policy sampled none."""
         versions = self.policy_versions[self.action_mask]
-        return int(versions.min()) if versions.size else None
+        return (int(versions.min()), int(versions.max())) if versions.size else None
 
 
 @dataclass(frozen=True)
@@ -323,8 +324,7 @@ class Trajectory:
     @property
     def oldest_version(self) -> int | None:
         """Version of the oldest action token of all sequences, or None where there is none."""
-        versions = [v for v in (s.oldest_version for s in self.sequences) if v is not None]
-        return min(versions, default=None)
+        return min((span[0] for s in self.sequences if (span := s.version_span) is not None), default=None)
 
     @property
     def action_tokens(self) -> int:

@@ -98,9 +98,9 @@ def test_recorded_tokens_cannot_be_changed():
         sequence().token_ids[0] = 9
 
 
-def test_the_oldest_version_is_that_of_action_tokens_alone():
-    assert sequence().oldest_version == 3
-    assert sequence(action_mask=[False] * 4).oldest_version is None
+def test_the_oldest_and_the_newest_version_are_those_of_action_tokens_alone():
+    assert sequence(policy_versions=np.array([-1, 9, 3, 4])).version_span == (3, 4)
+    assert sequence(action_mask=[False] * 4).version_span is None
     assert trajectory(sequences=(sequence(), sequence(policy_versions=np.array([-1, -1, 2, 4])))).oldest_version == 2
 
 
