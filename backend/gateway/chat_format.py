@@ -48,6 +48,7 @@ class ChatFormat:
         end_ids: tokens that end a turn: the template's own end of turn, and the model's end-of-sequence tokens.
         template: source of the chat template, to be written with a trained model.
         renders_tools: the template shows tool schemas to the model.
+        takes_tools: it does, or is one of sparring's own, which show calls and results.
         history: what a prompt shows of the model's earlier turns: "sampled", their own tokens, or "template", what the
             template makes of them, which may leave out earlier reasoning.
         parser: the tool-call format.
@@ -78,6 +79,7 @@ class ChatFormat:
         self.end_ids: tuple[int, ...] = tuple(sorted(id_ for id_ in ends if id_ is not None))
         self._end_strings = (*closers, *(text for text in control if tokenizer.token_to_id(text) in self.end_ids))
         self.renders_tools = _PROBE_TOOL["function"]["name"] in self._try_render(opening, [_PROBE_TOOL])  # type: ignore[index]
+        self.takes_tools = self.renders_tools or is_shipped(self.template)
 
     @classmethod
     def load(
@@ -87,6 +89,7 @@ class ChatFormat:
         tool_template: str | None,
         tool_format: str = "hermes",
         history: History = "sampled",
+        tools: bool = True,
     ) -> ChatFormat:
         """Read tokenizer and template of a Hugging Face folder.
 
@@ -94,9 +97,10 @@ class ChatFormat:
             model_path: the folder; it needs a `tokenizer.json`.
             tool_template: name of a template shipped with sparring, for a model whose own has no tools; None: its own.
             tool_format: how tool calls are parsed out of the text.
+            tools: whether conversations will have some. Where they do unforeseen, `takes_tools` tells what to refuse.
 
         Raises:
-            ConfigError: no tokenizer, no chat template, or one without tools and no `tool_template`.
+            ConfigError: no tokenizer, no chat template, or one that ignores `tools` and no `tool_template`.
         """
         folder = Path(model_path)
         try:
@@ -116,7 +120,7 @@ class ChatFormat:
         eos = _as_list(_read_json(folder / "generation_config.json").get("eos_token_id"))
         eos += _as_list(tokenizer.token_to_id(special.get("eos_token", "")))
         chat = cls(tokenizer, ChatTemplate(source, special), get_format(tool_format), eos=eos, history=history)
-        if not chat.renders_tools and not tool_template and not is_shipped(source):
+        if tools and not chat.takes_tools:
             raise ConfigError(
                 f"model.tool_template: the chat template of {folder} ignores tools; "
                 "choose one that is shipped, such as 'hermes' (without tools in a request it is plain ChatML)"

@@ -234,6 +234,11 @@ class Session(ChatClient):
         sampling, replaced = honoured(
             model.sampling, request, evaluation=self._evaluation is not None or not model.trained
         )
+        if request.tools and not model.chat.takes_tools:
+            raise GatewayError(
+                "the model's chat template ignores tools: set model.tool_template to a shipped one, such as 'hermes'",
+                param="tools",
+            )
         messages, tools = self._tree.restored(request.messages), request.tools
         key = root_key(model.policy_id, tools if model.chat.renders_tools else ())
         match = self._tree.match(key, messages)

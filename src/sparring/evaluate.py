@@ -111,6 +111,7 @@ class _Plan:
     env: EnvPart
     name: str
     groups: tuple[GroupSpec, ...]
+    tools: bool
 
     @property
     def members(self) -> list[tuple[GroupSpec, int]]:
@@ -142,7 +143,7 @@ def _plan(env: EnvPart, request: EvalRequest, seed: int) -> _Plan:
     specs = evaluation_specs(
         env.id, chosen, split=request.split, seed=seed, prefix=f"eval.{env.label}", samples=request.samples
     )
-    return _Plan(env, env.label, tuple(specs))
+    return _Plan(env, env.label, tuple(specs), bool(made.tools))
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class _Evaluation:
         if not any(missing.values()):
             return
         self.console.print(f"preparing {self.subject.name}", highlight=False)
-        async with self._sessions() as sessions:
+        async with self._sessions(tools=any(plan.tools for plan in plans)) as sessions:
             with seldom_collecting():  # by now all that it is to leave alone has been imported
                 for plan in plans:
                     if missing[plan.name]:
@@ -214,13 +215,13 @@ class _Evaluation:
                 raise first_error(error) from error
 
     @asynccontextmanager
-    async def _sessions(self) -> AsyncIterator[Sessions]:
+    async def _sessions(self, *, tools: bool) -> AsyncIterator[Sessions]:
         """Where episodes are sampled: the recorder over an engine that is started here, or an endpoint that answers."""
         async with AsyncExitStack() as stack:
             if self.subject.folder is None:
                 yield await self._endpoint(stack)
             else:
-                yield await self._recorder(self.subject.folder, stack)
+                yield await self._recorder(self.subject.folder, stack, tools=tools)
 
     async def _endpoint(self, stack: AsyncExitStack) -> Sessions:
         from sparring.backend.gateway import Endpoint
@@ -235,7 +236,7 @@ class _Evaluation:
         await endpoint.check()
         return endpoint
 
-    async def _recorder(self, folder: Path, stack: AsyncExitStack) -> Sessions:
+    async def _recorder(self, folder: Path, stack: AsyncExitStack, *, tools: bool) -> Sessions:
         from sparring.backend.gateway import ChatFormat, Recorder
         from sparring.backend.gateway.http import GatewayServer
 
@@ -245,6 +246,7 @@ class _Evaluation:
             tool_template=config.model.tool_template,
             tool_format=config.model.tool_format,
             history=config.model.history,
+            tools=tools,
         )
         logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparring-eval-"))
         engine = make_engine(config, folder, Path(logs))

@@ -176,7 +176,10 @@ def _write(
     from sparring.backend.trainer.checkpoint import save_model
 
     chat = ChatFormat.load(
-        resolve_model(config.model.path), tool_template=config.model.tool_template, tool_format=config.model.tool_format
+        resolve_model(config.model.path),
+        tool_template=config.model.tool_template,
+        tool_format=config.model.tool_format,
+        tools=False,  # the run has looked
     )
     tokenizer.chat_template = chat.template
     made_of = {

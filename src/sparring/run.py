@@ -121,6 +121,7 @@ class _Run:
             tool_template=config.model.tool_template,
             tool_format=config.model.tool_format,
             history=config.model.history,
+            tools=any(source.tools for source in self.sources),
         )
         lora = config.trainer.lora
         if lora is not None:

@@ -20,12 +20,17 @@ __all__ = ["TaskSource", "make_episode_runner", "make_sampler", "open_sources"]
 
 @dataclass(frozen=True)
 class TaskSource:
-    """One environment's tasks. `name` stands for the environment in specs, buffer and metrics."""
+    """One environment's tasks. `name` stands for the environment in specs, buffer and metrics.
+
+    Attributes:
+        tools: it has some before a task begins.
+    """
 
     name: str
     part: EnvPart
     train: Sequence[str]
     held_out: Sequence[str]
+    tools: bool
 
 
 def open_sources(config: RunConfig) -> tuple[TaskSource, ...]:
@@ -77,4 +82,4 @@ def _open(part: EnvPart, config: RunConfig) -> TaskSource:
     if not held_out:
         raise TaskError(f"eval.split={config.eval.split!r} of {part.id} has no tasks to evaluate on")
     chosen = [held_out[i] for i in range(min(len(held_out), config.eval.tasks))]
-    return TaskSource(part.label if config.env.mixture else part.id, part, train, chosen)
+    return TaskSource(part.label if config.env.mixture else part.id, part, train, chosen, bool(env.tools))

@@ -280,6 +280,13 @@ def test_a_hubs_model_is_still_asked_for(capsys, tmp_path, monkeypatch):
     assert "no network for Qwen/Qwen3-0.6B" in evaluate(capsys, "Qwen/Qwen3-0.6B", *KEY_LOOKUP)[2]
 
 
+def test_a_tool_template_is_asked_for_where_an_environment_has_tools(capsys):
+    """`test_an_interrupted_evaluation_goes_on_where_it_was` needs none."""
+    status, _, error = evaluate(capsys, "tiny-qwen3", *KEY_LOOKUP, "--episodes", "1", *LOCAL[2:])
+    assert status == 2
+    assert "ignores tools; choose one that is shipped" in error
+
+
 def test_without_an_environment_there_is_nothing_to_evaluate(capsys):
     assert "--env is needed" in evaluate(capsys, "tiny-qwen3")[2]
 
@@ -294,7 +301,7 @@ def test_a_file_of_something_else_is_not_overwritten(capsys, tmp_path, remote):
 @pytest.mark.slow
 def test_an_interrupted_evaluation_goes_on_where_it_was(capsys, tmp_path):
     out = tmp_path / "e.jsonl"
-    command = ("tiny-qwen3", "--env", "test/Interrupting-v0", *LOCAL, "--concurrency", "1", "--out", str(out))
+    command = ("tiny-qwen3", "--env", "test/Interrupting-v0", *LOCAL[2:], "--concurrency", "1", "--out", str(out))
     status, shown, _ = evaluate(capsys, *command)
     assert status == 130
     assert f"the same command goes on with the 2 episodes in {out}" in shown.replace("\n", "")

@@ -46,7 +46,7 @@ async def test_rewards_are_what_the_functions_give_to_a_batch_as_trl_calls_them(
 @pytest.mark.slow
 def test_the_example_trains(config, tmp_path):
     tiny = (
-        "model=tiny-qwen3 model.tool_template=hermes-compact model.max_length=128 sampling.max_new_tokens=8 "
+        "model=tiny-qwen3 model.max_length=128 sampling.max_new_tokens=8 "
         "rollout.group_size=4 rollout.groups_per_step=2 trainer.steps=2 eval.tasks=2 "
         f"engine.dtype=float32 trainer.dtype=float32 run_dir={tmp_path}/run"
     )

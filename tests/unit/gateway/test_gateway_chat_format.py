@@ -45,6 +45,12 @@ def test_hermes_without_tools_is_chatml(chat):
     )
 
 
+def test_who_changes_the_tokens_of_an_opening_changes_nobody_elses(chat):
+    first = chat.encode_prompt(OPENING)
+    first.append(0)
+    assert chat.encode_prompt(OPENING) == first[:-1]
+
+
 def test_hermes_writes_schemas_calls_and_results_as_qwen_does(chat):
     text = prompt_text(chat, [*OPENING, CALL, RESULT, RESULT], [TOOL])
     assert json.dumps(TOOL) in text.partition("<tools>\n")[2].partition("\n</tools>")[0]
@@ -159,6 +165,12 @@ def test_a_folder_without_a_template_says_what_to_do(tmp_path, write_model):
 def test_a_template_without_tools_says_what_to_do(model_folder):
     with pytest.raises(ConfigError, match=r"ignores tools.*'hermes'"):
         ChatFormat.load(model_folder, tool_template=None)
+
+
+def test_a_template_without_tools_will_do_where_there_are_none(model_folder):
+    chat = ChatFormat.load(model_folder, tool_template=None, tools=False)
+    assert not chat.takes_tools
+    assert ChatFormat.load(model_folder, tool_template="hermes-compact").takes_tools
 
 
 def test_a_folder_that_brings_a_shipped_template_needs_no_name_for_it(tmp_path, write_model):

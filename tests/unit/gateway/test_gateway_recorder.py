@@ -330,6 +330,16 @@ THOUGHT_CALL = (
 )
 
 
+async def test_tools_that_the_template_would_not_show_are_refused(model_folder, open_session):
+    chat = ChatFormat.load(model_folder, tool_template=None, tools=False)
+    engine = ScriptedEngine([[*b"Hello."]])
+    await engine.start()
+    session = open_session(Recorder(engine, chat, SAMPLING, max_length=4096))
+    with pytest.raises(GatewayError, match=r"ignores tools: set model\.tool_template"):
+        await session.chat([USER], [{"type": "function", "function": {"name": "add", "parameters": {}}}])
+    assert (await session.chat([USER])).text
+
+
 @pytest.mark.parametrize(("history", "sequences", "breaks"), [("sampled", 1, {}), ("template", 2, {"template": 1})])
 async def test_history_by_the_template_forgets_thoughts_where_the_template_does(
     tmp_path, write_model, ids, open_session, history, sequences, breaks
