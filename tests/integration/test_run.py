@@ -244,7 +244,7 @@ def times_aside(record: dict[str, object]) -> dict[str, object]:
         (["env.kwargs.train_size=0"], "has no task in its split"),
         (["env.id=sparring/Calculater-v0"], "Calculator"),
         (["model.max_length=20", "sampling.max_new_tokens=4"], "context of 20"),
-        (["model.tool_template=null"], "tool_template"),
+        (["model.tool_template=null", "env=sparring/KeyLookup-v0"], "tool_template"),
         (["model=/nowhere"], "no Hugging Face folder"),
         (["sampling.top_p=0.9"], "biased"),
         (["objective=no_such"], "no_such"),
