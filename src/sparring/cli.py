@@ -77,10 +77,9 @@ class _Parser(argparse.ArgumentParser):
         """For `--steps 3`, where overrides are meant: `trainer.steps=3`. Else the nearest option that there is."""
         name = option.lstrip("-")
         if any(action.dest == "overrides" for action in self._actions):
-            from sparring.config_file import keys_like
+            from sparring.config_file import keys_named
 
-            key = name.replace("-", "_")
-            if meant := [f"{k}={value}" for k in keys_like(key) if k.rpartition(".")[2] == key]:
+            if meant := [f"{key}={value}" for key in keys_named(name.replace("-", "_"))]:
                 return f"; a key of the configuration is set as KEY=VALUE: {' or '.join(meant)}"
         options = {known.lstrip("-"): known for known in self._option_string_actions}
         near = nearest(name.replace("_", "-"), options, abbreviated=True)

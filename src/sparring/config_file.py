@@ -19,10 +19,24 @@ from sparring.config import RunConfig
 from sparring.errors import ConfigError
 from sparring.spelling import nearest
 
-__all__ = ["LoadedConfig", "explain_keys", "keys_like", "load_config", "make_config"]
+__all__ = ["LoadedConfig", "explain_keys", "keys_named", "load_config", "make_config"]
 
 # A section that may be given as a bare string names its first key: `objective: dapo`.
 _SHORTHANDS = {"objective": "name", "engine": "type", "env": "id", "model": "path", "agent": "policy"}
+
+# What other trainers call a knob, by its last name or in full, where no spelling leads to ours.
+_SYNONYMS = {
+    "lr": ("trainer.learning_rate", "warm_start.learning_rate"),
+    "bs": ("rollout.groups_per_step",),
+    "batch_size": ("rollout.groups_per_step",),
+    "num_generations": ("rollout.group_size",),
+    "epochs": ("trainer.steps",),
+    "max_steps": ("trainer.steps",),
+    "temp": ("sampling.temperature",),
+    "max_tokens": ("sampling.max_new_tokens",),
+    "model.name": ("model.path",),
+    "env.name": ("env.id",),
+}
 
 
 class _Loader(yaml.SafeLoader):
@@ -180,15 +194,17 @@ def explain_keys(prefix: str = "") -> list[tuple[str, str, str]]:
     return knobs
 
 
-def keys_like(key: str) -> list[str]:
-    """The keys whose last name is that of `key`; else the one that is spelt most like it, if any is."""
-    known = [name for name, _ in _schema_fields(RunConfig, "")]
-    by_last_name = [k for k in known if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
-    return by_last_name or [near for near in [nearest(key, known)] if near is not None]
+def keys_named(key: str) -> list[str]:
+    """The keys that mean what `key` does, or whose last name is its own; those of its section first."""
+    section, _, last = key.rpartition(".")
+    same = [name for name, _ in _schema_fields(RunConfig, "") if name.rpartition(".")[2] == last]
+    meant = dict.fromkeys([*_SYNONYMS.get(key, ()), *_SYNONYMS.get(last, ()), *same])
+    return sorted(meant, key=lambda name: name.rpartition(".")[0] != section)
 
 
 def _unknown_key(key: str, origins: Mapping[str, str]) -> str:
-    guess = next(iter(keys_like(key)), None)
+    known = [name for name, _ in _schema_fields(RunConfig, "")]
+    guess = next(iter(keys_named(key)), None) or nearest(key, known)
     advice = f"did you mean {guess}?" if guess else "`sparring config explain` lists all keys"
     return f"{origins.get(key, 'configuration')}: unknown key {key}; {advice}"
 

@@ -21,6 +21,7 @@ def refusal(capsys, *arguments: str) -> str:
         (["train", "--group-size", "4", "x.yaml"], "set as KEY=VALUE: rollout.group_size=4"),
         (["config", "show", "x.yaml", "--seed", "1", "--resume"], "set as KEY=VALUE: seed=1"),
         (["train", "x.yaml", "trainer.steps=2", "--max_turns", "5"], "rollout.max_turns=5"),
+        (["train", "x.yaml", "--lr", "1e-5"], "KEY=VALUE: trainer.learning_rate=1e-5 or warm_start.learning_rate=1e-5"),
     ],
 )
 def test_an_option_that_is_a_key_is_answered_with_the_override(capsys, arguments, expected):

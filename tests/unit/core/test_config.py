@@ -1,5 +1,7 @@
 """A configuration is right as a whole, or an error names the key, the place and the nearest valid key."""
 
+import re
+
 import pytest
 
 from sparring.config_file import load_config
@@ -74,6 +76,29 @@ def test_what_is_wrong_is_named(write, text, overrides, expected):
     with pytest.raises(ConfigError, match=None) as error:
         load_config(write(text), overrides)
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("trainer.lr", "trainer.learning_rate"),
+        ("warm_start.lr", "warm_start.learning_rate"),
+        ("lr", "trainer.learning_rate"),
+        ("trainer.batch_size", "rollout.groups_per_step"),
+        ("trainer.bs", "rollout.groups_per_step"),
+        ("rollout.num_generations", "rollout.group_size"),
+        ("trainer.epochs", "trainer.steps"),
+        ("trainer.max_steps", "trainer.steps"),
+        ("sampling.temp", "sampling.temperature"),
+        ("sampling.max_tokens", "sampling.max_new_tokens"),
+        ("model.name", "model.path"),
+        ("env.name", "env.id"),
+        ("rollout.temperature", "sampling.temperature"),
+    ],
+)
+def test_a_knob_by_another_trainers_name_is_answered_with_ours(write, key, meant):
+    with pytest.raises(ConfigError, match=rf"unknown key {re.escape(key)}; did you mean {re.escape(meant)}\?"):
+        load_config(write(BASE), [f"{key}=1"])
 
 
 def test_an_empty_section_means_the_defaults(write):
