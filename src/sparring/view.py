@@ -22,6 +22,11 @@ from sparring.types import Trajectory
 __all__ = ["view"]
 
 _MESSAGE_WIDTH = 200
+_CUT = ", cut"
+_CUT_MEANS = (
+    "cut: the last answer ended at sampling.max_new_tokens, or at what was left of rollout.max_episode_tokens or "
+    "model.max_length"
+)
 _ROLE_STYLES = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
@@ -48,18 +53,20 @@ def view(run: str, episode: str | None, state: str | None, limit: int, tokens: b
 def _list(console: Console, buffer: BufferView, state: str | None, limit: int) -> None:
     headings = ("episode", "task", "state", "step", "reward", "stopped", "turns", "tokens", "version", "seconds")
     table = Table(*headings, box=None, pad_edge=False)
-    rows = buffer.episodes(state=state, limit=limit)
+    rows, cut = buffer.episodes(state=state, limit=limit), False
     if any(row.failure_kind for row in rows):
         table.add_column("failure")
     for row in reversed(rows):
         failure = buffer.failure(row)
+        stopped = row.failure_kind or (row.stop_reason if row.pruned else _stopped(buffer.trajectory(row.episode_id)))
+        cut |= stopped.endswith(_CUT)
         table.add_row(
             row.episode_id,
             row.task_id,
             f"{row.state}, pruned" if row.pruned else row.state,
             _or_dash(row.consumed_step),
             "-" if row.reward is None else f"{row.reward:.3f}",
-            row.failure_kind or row.stop_reason,
+            stopped,
             str(row.turns),
             str(row.action_tokens),
             _or_dash(row.oldest_version),
@@ -72,6 +79,8 @@ def _list(console: Console, buffer: BufferView, state: str | None, limit: int) -
     if rows:
         console.print(table)
         console.print(legend({row.state for row in rows}), style="dim", highlight=False)
+    if cut:
+        console.print(_CUT_MEANS, style="dim", highlight=False)
     if not count:
         console.print(f"no {kind} yet", highlight=False)
     else:
@@ -101,7 +110,7 @@ def _show(
     tokens: bool,
 ) -> None:
     head = f"{trajectory.episode_id}  task {trajectory.task_id}  reward {_or_dash(trajectory.reward)}"
-    console.print(f"{head}  {dict(trajectory.reward_parts)}  {trajectory.stop_reason}", highlight=False, markup=False)
+    console.print(f"{head}  {dict(trajectory.reward_parts)}  {_stopped(trajectory)}", highlight=False, markup=False)
     if trajectory.failure:
         console.print(Text(f"failure ({trajectory.failure.kind}): {trajectory.failure.message}", style="red"))
     for message in trajectory.messages:
@@ -111,6 +120,12 @@ def _show(
         show_turns(console, index, sequence, after)
         if tokens:
             show_tokens(console, sequence, after, decode)
+
+
+def _stopped(trajectory: Trajectory) -> str:
+    """Why the episode ended, and whether its last answer was cut short."""
+    turns = [turn for sequence in trajectory.sequences[-1:] for turn in sequence.turns]
+    return f"{trajectory.stop_reason}{_CUT if turns and turns[-1].finish_reason == 'length' else ''}"
 
 
 def _or_dash(value: object) -> str:

@@ -1,6 +1,7 @@
 """What `sparring view` and a run's last lines say of its episodes, and of those that failed."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -11,7 +12,7 @@ from sparring.evaluation import EvalEpisode, write_episodes
 from sparring.fates import legend
 from sparring.report import print_report, write_report
 from sparring.run_dir import RunDirectory
-from sparring.types import EPISODE_STATES, Failure, StopReason, Trajectory
+from sparring.types import EPISODE_STATES, Failure, StopReason, TokenSequence, Trajectory, Turn
 
 BUG = "KeyError: 'oops' (my_env.py:31 in _submit)"
 
@@ -85,6 +86,25 @@ def test_the_list_explains_the_states_that_occur_in_it_alone(run, capsys):
     only = shown(capsys, str(run.root), "--state", "dropped")
     assert "dropped: not trained" in only
     assert "pending: " not in only
+
+
+def test_an_episode_whose_last_answer_was_cut_says_so(run, capsys):
+    assert "cut" not in shown(capsys, str(run.root))
+    buffer = TrajectoryBuffer.open(run.buffer)
+    buffer.begin(0)
+    group = GroupSpec(3, "g3", "mine/X-v0", "train/3", seed=3, size=2)
+    buffer.start_group(group)
+    for member, reasons in enumerate([("stop", "length"), ("length", "stop")]):
+        turns = tuple(Turn(i, i + 1, finish_reason=reason) for i, reason in enumerate(reasons))
+        sequence = TokenSequence([1, 2], [True, True], [-1.0, -1.0], [0, 0], turns)
+        buffer.store(replace(_episode(group.episode(member), None), sequences=(sequence,)))
+    buffer.close()
+    text = shown(capsys, str(run.root))
+    assert text.count("finished, cut") == 1
+    assert "cut: the last answer ended at sampling.max_new_tokens" in text
+    cut, whole = (group.episode(member).episode_id for member in range(2))
+    assert "finished, cut" in shown(capsys, str(run.root), cut)
+    assert "finished, cut" not in shown(capsys, str(run.root), whole)
 
 
 def test_every_state_of_an_episode_is_explained():
