@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sparring.errors import ConfigError
-from sparring.extras import EXTRAS
+from sparring.extras import EXTRAS, install_command
 
 __all__ = ["check_program"]
 
@@ -42,7 +42,7 @@ def check_program(command: Sequence[str], environ: Mapping[str, str], cwd: str |
         raise ConfigError(f"{key}: there is no file {script}")
     if absent := _absent(program, script, environ, here):
         extras = [extra for extra, modules in EXTRAS.items() if set(modules) & set(absent)]
-        how = f": {program} -m pip install 'sparring[{','.join(extras)}]'" if extras else ""
+        how = f": {install_command(extras, pip=f'{program} -m pip')}" if extras else ""
         raise ConfigError(f"{key}: {command[1]} imports {', '.join(absent)}, which {name} does not have{how}")
 
 

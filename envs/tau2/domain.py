@@ -18,6 +18,7 @@ from typing import Any
 
 from sparring.envs.tau2.world import World, seed_ids
 from sparring.errors import ConfigError, TaskError
+from sparring.extras import install_command
 
 __all__ = ["DOMAINS", "Domain", "load_domain", "quiet"]
 
@@ -177,7 +178,7 @@ def load_domain(name: str, solo: bool = False) -> Domain:
         module = importlib.import_module(f"tau2.domains.{name}.environment")
         tools_module = importlib.import_module(f"tau2.domains.{name}.tools")
     except ImportError as error:
-        raise ConfigError(f"τ²-bench cannot be imported ({error}): pip install 'sparring[tau2]'") from error
+        raise ConfigError(f"τ²-bench cannot be imported ({error}): {install_command(['tau2'])}") from error
     try:
         environment = module.get_environment(solo_mode=solo)
     except ValueError as error:

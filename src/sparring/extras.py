@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
-__all__ = ["EXTRAS", "installed", "lacking", "missing"]
+__all__ = ["EXTRAS", "install_command", "installed", "lacking", "missing"]
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     # extra: the modules that it brings. What it needs of another extra stands there.
@@ -54,7 +58,7 @@ def missing(modules: Iterable[str], what: str, *, extra: str | None = None) -> s
         return None
     extras = dict.fromkeys(extra or _EXTRA_OF[module] for module in absent)
     verb = "is" if len(absent) == 1 else "are"
-    return f"{what} needs {', '.join(absent)}, which {verb} not installed: {_how(extras)}"
+    return f"{what} needs {', '.join(absent)}, which {verb} not installed: {install_command(extras)}"
 
 
 def lacking(error: BaseException) -> str | None:
@@ -64,9 +68,23 @@ def lacking(error: BaseException) -> str | None:
     module = error.name.partition(".")[0]  # of `agents.exceptions`; also where a folder `agents` was found instead
     if module not in _EXTRA_OF or installed(module):
         return None
-    return f"the package {module} is not installed: {_how([_EXTRA_OF[module]])}"
+    return f"the package {module} is not installed: {install_command([_EXTRA_OF[module]])}"
 
 
-def _how(extras: Iterable[str]) -> str:
+def install_command(extras: Iterable[str], *, pip: str = "pip") -> str:
+    """What installs these extras, from where this sparring came: a checkout may be on no index."""
     names = list(extras)
-    return f"pip install 'sparring[{','.join(names)}]'{''.join(_NOTES.get(name, '') for name in names)}"
+    option, source = _origin()
+    return f"{pip} install {option}'{source}[{','.join(names)}]'{''.join(_NOTES.get(name, '') for name in names)}"
+
+
+def _origin() -> tuple[str, str]:
+    """An option of pip and what to install, as PEP 610 recorded it."""
+    try:
+        recorded = json.loads(distribution("sparring").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        recorded = {}
+    folder = Path(unquote(urlsplit(recorded.get("url", "")).path))
+    if "dir_info" not in recorded or not folder.is_dir():
+        return "", "sparring"
+    return "-e " if recorded["dir_info"].get("editable") else "", "." if folder == Path.cwd() else str(folder)

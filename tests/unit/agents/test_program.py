@@ -8,6 +8,7 @@ import pytest
 from sparring.agents.blackbox import BlackBoxPolicy
 from sparring.cli import main
 from sparring.errors import ConfigError
+from sparring.extras import install_command
 
 
 def check(*command, **kwargs):
@@ -106,5 +107,5 @@ def test_a_run_is_refused_before_its_folder_is_made(script, tmp_path, monkeypatc
     assert main(["train", "x.yaml"]) == 2
     error = capsys.readouterr().err
     assert "agent.py imports camel, which bin/python3 does not have" in error
-    assert f"{bare}/python3 -m pip install 'sparring[camel]'" in error
+    assert install_command(["camel"], pip=f"{bare}/python3 -m pip") in error
     assert not (tmp_path / "runs").exists()

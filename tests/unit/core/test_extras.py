@@ -1,5 +1,6 @@
 """A package that is not there is told with the extra to install, wherever its lack is noticed."""
 
+import json
 import re
 import sys
 import tomllib
@@ -10,7 +11,7 @@ import pytest
 
 from sparring.cli import main
 from sparring.errors import ConfigError, described
-from sparring.extras import EXTRAS, installed, lacking, missing
+from sparring.extras import EXTRAS, install_command, installed, lacking, missing
 from sparring.plugins import call_factory, load_attribute
 
 PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
@@ -54,10 +55,33 @@ def test_a_folder_of_a_packages_name_is_no_package(tmp_path, monkeypatch):
 def test_what_is_missing_is_told_with_its_extra(hide):
     assert missing(["json"], "a run") is None
     hide("wandb", "docker")
-    assert missing(["wandb"], "x") == "x needs wandb, which is not installed: pip install 'sparring[report]'"
+    assert missing(["wandb"], "x") == f"x needs wandb, which is not installed: {install_command(['report'])}"
     assert missing(["wandb", "numpy", "docker"], "x") == (
-        "x needs wandb, docker, which are not installed: pip install 'sparring[report,docker]'"
+        f"x needs wandb, docker, which are not installed: {install_command(['report', 'docker'])}"
     )
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'sparring[tau2,report]'"),
+        ({"archive_info": {}, "url": "file://{folder}/sparring.whl"}, "pip install 'sparring[tau2,report]'"),
+        ({"dir_info": {"editable": True}, "url": "file://{folder}"}, "pip install -e '{folder}[tau2,report]'"),
+        ({"dir_info": {}, "url": "file://{folder}"}, "pip install '{folder}[tau2,report]'"),
+        ({"dir_info": {"editable": True}, "url": "file:///gone"}, "pip install 'sparring[tau2,report]'"),
+    ],
+)
+def test_an_extra_is_installed_from_where_sparring_came(tmp_path, monkeypatch, origin, command):
+    folder = tmp_path / "a checkout"
+    information = folder / "sparring-0.1.0.dist-info"
+    information.mkdir(parents=True)
+    if origin is not None:
+        url = origin["url"].format(folder=str(folder).replace(" ", "%20"))
+        (information / "direct_url.json").write_text(json.dumps({**origin, "url": url}))
+    monkeypatch.syspath_prepend(folder)
+    assert install_command(["tau2", "report"]) == command.format(folder=folder)
+    monkeypatch.chdir(folder)
+    assert install_command(["tau2", "report"]) == command.format(folder=".")
 
 
 @pytest.mark.parametrize("error", [
@@ -68,8 +92,8 @@ def test_what_is_missing_is_told_with_its_extra(hide):
 def test_an_import_that_found_a_folder_in_the_packages_place_is_told_as_its_lack(hide, error):
     assert lacking(error) is None  # it is installed: what failed is something else
     hide("agents")
-    assert lacking(error) == "the package agents is not installed: pip install 'sparring[openai-agents]'"
-    assert described(error).endswith("pip install 'sparring[openai-agents]'")
+    assert lacking(error) == "the package agents is not installed: " + install_command(["openai-agents"])
+    assert described(error).endswith(install_command(["openai-agents"]))
 
 
 def test_other_errors_are_told_as_they_are(hide):
@@ -80,13 +104,13 @@ def test_other_errors_are_told_as_they_are(hide):
 
 def test_a_policy_of_a_package_that_is_not_there_says_what_to_install(hide, tmp_path):
     hide("camel", "agents")
-    with pytest.raises(ConfigError, match=r"agent\.policy: .* pip install 'sparring\[camel\]' in a virtual env"):
+    with pytest.raises(ConfigError, match=r"agent\.policy: .* pip install .*\[camel\]' in a virtual env"):
         load_attribute("sparring.agents.camel:CamelPolicy", "agent.policy")
     with pytest.raises(ConfigError, match=r"^agent\.policy: the package camel is not installed: pip install"):
         load_attribute("camel.agents:ChatAgent", "agent.policy")
     (tmp_path / "mine.py").write_text("def make():\n    from agents import Agent\n")
     make = load_attribute(f"{tmp_path}/mine.py:make", "agent.policy")
-    with pytest.raises(ConfigError, match=r"pip install 'sparring\[openai-agents\]' \(mine\.py:2 in make\)"):
+    with pytest.raises(ConfigError, match=r"pip install .*\[openai-agents\]' \(mine\.py:2 in make\)"):
         call_factory(make, {}, "agent.kwargs")
 
 
@@ -99,11 +123,11 @@ def test_a_policy_of_a_package_that_is_not_there_says_what_to_install(hide, tmp_
         (
             ["openai"],
             ["eval", "m", "--env", "e", "--base-url", "http://127.0.0.1:1"],
-            "pip install 'sparring[gateway]'",
+            "[gateway]'",
         ),
-        (["aiohttp"], ["train", "x.yaml", "engine=vllm", "engine.urls=[http://a]"], "install 'sparring[vllm]'"),
-        (["wandb"], ["train", "x.yaml", "trainer.report_to=[wandb]"], "install 'sparring[report]'"),
-        (["bitsandbytes"], ["train", "x.yaml", "trainer.optimizer=adamw_8bit"], "install 'sparring[bitsandbytes]'"),
+        (["aiohttp"], ["train", "x.yaml", "engine=vllm", "engine.urls=[http://a]"], "[vllm]'"),
+        (["wandb"], ["train", "x.yaml", "trainer.report_to=[wandb]"], "[report]'"),
+        (["bitsandbytes"], ["train", "x.yaml", "trainer.optimizer=adamw_8bit"], "[bitsandbytes]'"),
         (["peft"], ["train", "x.yaml", "trainer.lora={}"], "trainer.lora needs peft"),
     ],
 )
@@ -125,4 +149,4 @@ def test_a_command_is_refused_in_one_line_before_anything_is_left(
 def test_an_import_that_no_check_foresaw_is_one_line_too(hide, tmp_path, capsys):
     hide("torch")
     assert main(["import", "gguf", "a.gguf", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err == "error: the package torch is not installed: pip install 'sparring[train]'\n"
+    assert capsys.readouterr().err == f"error: the package torch is not installed: {install_command(['train'])}\n"

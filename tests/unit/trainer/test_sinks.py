@@ -150,7 +150,7 @@ def test_trackio_has_the_numbers_by_step(kit, tmp_path):
 
 def test_a_service_that_is_not_installed_is_refused_before_anything_starts(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"report_to=\['wandb'\] needs wandb.*pip install 'sparring\[report\]'"):
+    with pytest.raises(ConfigError, match=r"report_to=\['wandb'\] needs wandb.*pip install .*\[report\]'"):
         check_sinks(["wandb"])
 
 
