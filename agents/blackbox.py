@@ -59,7 +59,7 @@ class BlackBoxPolicy:
         cwd: str | Path | None = None,
     ) -> None:
         if not command or isinstance(command, str):
-            raise ConfigError("a black box needs a command as a list, such as [python3, agent.py]")
+            raise ConfigError("a black box needs a command as a list, such as ['{python}', agent.py]")
         self._command = tuple(part.replace(_PYTHON, sys.executable) for part in command)
         self._task, self._environ, self._cwd = task, dict(environ or {}), cwd
 

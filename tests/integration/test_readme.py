@@ -1,16 +1,20 @@
 """What the README shows runs as it stands there."""
 
+import os
 import re
 import runpy
 from pathlib import Path
 
 import gymnasium
 import pytest
+import yaml
 from gymnasium.utils.env_checker import check_env
 
+from sparring.agents.blackbox import BlackBoxPolicy
 from sparring.backend.objectives import load_objective
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
 
 
@@ -46,6 +50,13 @@ def test_the_environment_of_the_readme_is_a_whole_one(written):
     assert observation == "yes"
     observation, reward, terminated, *_ = env.step("It is 0")
     assert (observation, reward, terminated) == ("No. Go on.", 0.0, False)
+
+
+def test_the_black_box_of_the_readme_can_play(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (text,) = [text for text in re.findall(r"```yaml\n(.*?)```", README, re.S) if "BlackBoxPolicy" in text]
+    monkeypatch.setenv("PATH", os.defpath)  # as where the virtual environment is not activated
+    BlackBoxPolicy(**yaml.safe_load(text)["agent"]["kwargs"]).check_start()
 
 
 def test_the_objective_of_the_readme_loads(written):

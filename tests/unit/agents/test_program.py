@@ -47,7 +47,7 @@ def test_a_program_that_is_not_there_is_named_with_where_it_was_looked_for(tmp_p
 
 
 def test_a_command_as_one_text_is_refused():
-    with pytest.raises(ConfigError, match=r"as a list, such as \[python3, agent\.py\]"):
+    with pytest.raises(ConfigError, match=r"as a list, such as \['{python}', agent\.py\]"):
         BlackBoxPolicy("python3 agent.py")
 
 
