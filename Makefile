@@ -42,11 +42,11 @@ ready:
 	$(MAKE) -j3 .venv/.ready-dev .venv-camel/.ready images
 
 test: ready
-	.venv/bin/python -m pytest -m "not long" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	.venv/bin/python -m pytest -m "not long" -n 2 --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
 test-long: ready
 	$(PIP) -e '.[bitsandbytes]'
-	.venv/bin/python -m pytest $(ARGS)
+	.venv/bin/python -m pytest --durations=10 $(ARGS)
 
 lint: .venv/.ready-dev
 	.venv/bin/ruff check .
