@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from sparring.config import RunConfig
 from sparring.errors import ConfigError
-from sparring.extras import missing
 
-__all__ = ["Sinks", "check_sinks"]
+__all__ = ["Sinks"]
 
 _log = logging.getLogger(__name__)
 
@@ -31,15 +30,6 @@ class _Sink(Protocol):
     def close(self) -> None: ...
 
 
-def check_sinks(names: Sequence[str]) -> None:
-    """
-    Raises:
-        ConfigError: the package of one of them is not installed; it says how to.
-    """
-    if lack := missing(names, f"trainer.report_to={list(names)}"):
-        raise ConfigError(lack)
-
-
 class Sinks:
     """Every record to every service. One that fails later is dropped with a warning: `metrics.jsonl` has all, and the
     run goes on.
@@ -49,21 +39,22 @@ class Sinks:
             it had of them; in wandb and trackio they stand twice.
 
     Raises:
-        ConfigError: one of them does not begin: no login, no network, a broken package. No step has been made yet, and
-            whoever asked for it can still mend it.
+        ConfigError: one of them does not begin: no login, no network, a broken package. Whoever asked for it can still
+            mend it: nothing else has begun.
     """
 
     def __init__(self, config: RunConfig, run_dir: Path, resume_from: int | None) -> None:
         self._open: dict[str, _Sink] = {}
         for name in config.trainer.report_to:
             try:
+                run_dir.mkdir(parents=True, exist_ok=True)
                 self._open[name] = _SINKS[name](config, run_dir, resume_from)
             except Exception as error:
                 self.close()
                 others = ",".join(other for other in config.trainer.report_to if other != name)
                 raise ConfigError(
                     f"trainer.report_to: {name} does not begin: {_in_words(error)}. Mend that, or leave it out "
-                    f"(trainer.report_to=[{others}]), and go on with the run by --resume"
+                    f"(trainer.report_to=[{others}])"
                 ) from error
 
     def write(self, record: Mapping[str, Any]) -> None:

@@ -48,7 +48,7 @@ from sparring.backend.trainer.protocols import BatchSource, StartEvaluation, Wei
 from sparring.backend.trainer.ranks import Ranks, sharding_mesh
 from sparring.backend.trainer.rejected import keep_batch
 from sparring.backend.trainer.sharding import shard, whole, whole_parameters
-from sparring.backend.trainer.sinks import Sinks, check_sinks
+from sparring.backend.trainer.sinks import Sinks
 from sparring.backend.trainer.step import Scored, Step, logprobs_by_episode, make_step
 from sparring.config import RunConfig
 from sparring.errors import TrainerError
@@ -76,6 +76,7 @@ class AgentTrainer(AsyncGRPOTrainer):
             compares log-probabilities, and refuses to start where they are too far apart.
         on_trained: called after each step with its number and, by episode, the log-probabilities that its action
             tokens had before it: an array for each sequence, NaN elsewhere.
+        sinks: get every record too.
         objective: instead of the configuration's.
 
     Raises:
@@ -95,12 +96,12 @@ class AgentTrainer(AsyncGRPOTrainer):
         on_step: Callable[[Mapping[str, Any]], None] | None = None,
         probe_sequences: Callable[[], Sequence[TokenSequence]] | None = None,
         on_trained: Callable[[int, Mapping[str, Sequence[NDArray[np.float32]]]], None] | None = None,
+        sinks: Sinks | None = None,
         objective: Objective | None = None,
         batch_timeout_s: float = 3600.0,
     ) -> None:
         knobs = config.trainer
         refuse_truncated_sampling(config.sampling)
-        check_sinks(knobs.report_to)
         torch.set_num_threads(knobs.threads)
         if trains_on_cpu(knobs.device) and knobs.token_budget >= LARGE_ROW:
             keep_freed_memory()
@@ -186,7 +187,7 @@ class AgentTrainer(AsyncGRPOTrainer):
         self._step: Step | None = None
         self._scored: Mapping[int, Scored] = {}
         self._metrics_file: MetricsFile | None = None
-        self._sinks: Sinks | None = None
+        self._sinks = sinks
         self._kept = KeptCheckpoints(self._run_dir, newest=knobs.keep_checkpoints, best=knobs.keep_best)
         self.drift: DriftReport | None = None
         self.remove_callback(PrinterCallback)
@@ -215,9 +216,6 @@ class AgentTrainer(AsyncGRPOTrainer):
                 if checkpoint_on_interrupt and self.state.global_step > began_at and not self._guard.held:
                     self.save_checkpoint()
                 raise
-            finally:
-                if self._sinks is not None:
-                    self._sinks.close()
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint of the steps done, atomically, unless there is one. Where sharded, all ranks call this."""
@@ -391,9 +389,7 @@ class AgentTrainer(AsyncGRPOTrainer):
     def _begin(self) -> None:
         step = self.state.global_step
         if self._main:
-            resume_from = step if self._resume else None
-            self._metrics_file = MetricsFile(self._run_dir / "metrics.jsonl", resume_from)
-            self._sinks = Sinks(self.run_config, self._run_dir, resume_from)
+            self._metrics_file = MetricsFile(self._run_dir / "metrics.jsonl", step if self._resume else None)
             self._publisher.init_weight_transfer()
         self.publish()
         sequences = self._ranks.from_main(lambda: self._probe_sequences and self._probe_sequences())

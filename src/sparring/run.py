@@ -73,7 +73,7 @@ def train(loaded: LoadedConfig, *, resume: bool = False) -> int:
         set_torch_environment(loaded.config)
         try:
             with sigterm_as_interrupt(), ExitStack() as stack:
-                _Run(loaded, directory, console, stack).play(resume=resume)
+                _Run(loaded, directory, console, stack, resume=resume).play()
         except KeyboardInterrupt:
             console.print(f"stopped; the same command with --resume goes on with the run in {directory.root}")
             return 130
@@ -95,8 +95,10 @@ def _with_others(error: ConfigError, config: RunConfig) -> ConfigError:
 class _Run:
     """The parts of one run. `stack` ends them, in the reverse order of their making."""
 
-    def __init__(self, loaded: LoadedConfig, directory: RunDirectory, console: Console, stack: ExitStack) -> None:
-        config, self._began = loaded.config, time.monotonic()
+    def __init__(
+        self, loaded: LoadedConfig, directory: RunDirectory, console: Console, stack: ExitStack, *, resume: bool
+    ) -> None:
+        config, self._began, self._resume = loaded.config, time.monotonic(), resume
         self.config, self.directory, self.console = config, directory, console
         self.sources = open_sources(config)
         policy = make_policy(config)
@@ -109,6 +111,7 @@ class _Run:
         from sparring.backend.objectives import load_objective
         from sparring.backend.rollout import RolloutWorker
         from sparring.backend.trainer.policy import refuse_truncated_sampling
+        from sparring.backend.trainer.sinks import Sinks
         from sparring.backend.weights import LendingWorker
 
         sampler = make_sampler(self.sources, config)
@@ -126,6 +129,8 @@ class _Run:
         lora = config.trainer.lora
         if lora is not None:
             check_lora(model, lora)
+        self.sinks = Sinks(config, directory.root, (directory.newest_checkpoint or 0) if resume else None)
+        stack.callback(self.sinks.close)
         directory.claim(loaded)
         self.model, self.adapter = model, None
         if config.warm_start.steps and lora is None:
@@ -158,7 +163,7 @@ class _Run:
         stack.callback(self.worker.stop)
         self.display = stack.enter_context(Display(config.trainer.steps, console))
 
-    def play(self, *, resume: bool) -> None:
+    def play(self) -> None:
         from sparring.backend.trainer.trainer import AgentTrainer
         from sparring.backend.weights import WeightPublisher
 
@@ -175,8 +180,9 @@ class _Run:
             on_step=self.display.step,
             probe_sequences=self._probe_sequences,
             on_trained=self._keep,
+            sinks=self.sinks,
         )
-        trainer.train(resume=resume)
+        trainer.train(resume=self._resume)
         self.display.status("writing the trained model")
         trainer.write_model(self.directory.model, self.chat.template, adapter=self.directory.adapter)
         title = f"{self.config.model.path} on {self.config.env.title}"

@@ -14,8 +14,9 @@ import time
 
 import pytest
 
-from sparring.backend.trainer.sinks import Sinks, check_sinks
+from sparring.backend.trainer.sinks import Sinks
 from sparring.backend.trainer.trainer import AgentTrainer
+from sparring.cli import main
 from sparring.config import AgentConfig, EngineConfig
 from sparring.errors import ConfigError
 
@@ -59,7 +60,9 @@ def test_tensorboard_hides_the_steps_that_happen_again_after_a_resume(kit, tmp_p
 def test_a_run_reports_each_of_its_records(tiny_qwen3, tmp_path, kit):
     pytest.importorskip("tensorboard")
     config = kit.make_config(report_to=["tensorboard"], steps=2)
-    AgentTrainer(tiny_qwen3, config, kit.source(), kit.KeepingPublisher(), run_dir=tmp_path).train()
+    sinks = Sinks(config, tmp_path, None)
+    AgentTrainer(tiny_qwen3, config, kit.source(), kit.KeepingPublisher(), run_dir=tmp_path, sinks=sinks).train()
+    sinks.close()
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     found = scalars(tmp_path)
     for name in ("loss", "grad_norm", "entropy"):
@@ -148,17 +151,25 @@ def test_trackio_has_the_numbers_by_step(kit, tmp_path):
     ]
 
 
-def test_a_service_that_is_not_installed_is_refused_before_anything_starts(monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"report_to=\['wandb'\] needs wandb.*pip install .*\[report\]'"):
-        check_sinks(["wandb"])
-
-
 def test_a_service_that_does_not_begin_is_told_before_the_first_step(kit, tmp_path):
     pytest.importorskip("tensorboard")
     (tmp_path / "tensorboard").write_text("a file where the folder would be")
     with pytest.raises(ConfigError, match=r"report_to: tensorboard does not begin: FileExistsError: .*report_to=\[\]"):
         Sinks(kit.make_config(report_to=["tensorboard"]), tmp_path, None)
+
+
+@pytest.mark.slow
+def test_a_service_that_does_not_begin_ends_a_run_before_it_takes_its_folder(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("tensorboard")
+    monkeypatch.chdir(tmp_path)
+    text = "model: {path: tiny-qwen3, tool_template: hermes}\nenv: sparring/KeyLookup-v0\nrun_dir: run\n"
+    (tmp_path / "x.yaml").write_text(text + "trainer: {report_to: [tensorboard]}\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tensorboard").write_text("a file where the folder would be")
+    for _ in range(2):  # no run is in the folder: the same command starts one, without --resume
+        assert main(["train", "x.yaml"]) == 2
+        assert "trainer.report_to: tensorboard does not begin: FileExistsError" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["tensorboard"]
 
 
 @pytest.mark.slow
