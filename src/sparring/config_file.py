@@ -27,7 +27,7 @@ _SHORTHANDS = {"objective": "name", "engine": "type", "env": "id", "model": "pat
 # What other trainers call a knob, by its last name or in full, where no spelling leads to ours.
 _SYNONYMS = {
     "lr": ("trainer.learning_rate", "warm_start.learning_rate"),
-    "bs": ("rollout.groups_per_step",),
+    "bs": ("rollout.groups_per_step", "warm_start.batch_size"),
     "batch_size": ("rollout.groups_per_step",),
     "num_generations": ("rollout.group_size",),
     "epochs": ("trainer.steps",),

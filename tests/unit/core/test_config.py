@@ -86,6 +86,7 @@ def test_what_is_wrong_is_named(write, text, overrides, expected):
         ("lr", "trainer.learning_rate"),
         ("trainer.batch_size", "rollout.groups_per_step"),
         ("trainer.bs", "rollout.groups_per_step"),
+        ("warm_start.bs", "warm_start.batch_size"),
         ("rollout.num_generations", "rollout.group_size"),
         ("trainer.epochs", "trainer.steps"),
         ("trainer.max_steps", "trainer.steps"),
