@@ -1,6 +1,6 @@
 """Draw the curves of a results file: `python -m benchmarks.gpu.plot RESULTS.json docs/img`.
 
-Writes `gsm8k_h200.png` and `calculator_h200.png`, of the parts that the file has.
+Writes `gsm8k_RESULTS.png` and `calculator_RESULTS.png`, of the parts that the file has.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ CALCULATOR = {"η = 2": ("asynchronous, η = 2", "C0"), "η = 0": ("synchronous,
 def main(results: Path, folder: Path) -> None:
     parts = json.loads(results.read_text())["parts"]
     if any(name in parts for name in GSM8K):
-        draw_gsm8k(parts, folder / "gsm8k_h200.png")
+        draw_gsm8k(parts, folder / f"gsm8k_{results.stem}.png")
     if "calculator" in parts:
-        draw_calculator(parts["calculator"]["details"], folder / "calculator_h200.png")
+        draw_calculator(parts["calculator"]["details"], folder / f"calculator_{results.stem}.png")
 
 
 def draw_gsm8k(parts: Mapping[str, Any], image: Path) -> None:

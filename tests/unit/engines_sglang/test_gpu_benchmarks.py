@@ -182,9 +182,12 @@ def test_a_batch_of_gsm8ks_shape_fills_one_row():
 
 
 @pytest.mark.slow
-def test_the_kept_results_can_be_drawn(tmp_path):
-    plot.main(RESULTS, tmp_path)
-    assert {image.name for image in tmp_path.iterdir()} == {"gsm8k_h200.png", "calculator_h200.png"}
+def test_the_kept_results_can_be_drawn_and_no_file_of_results_replaces_what_another_drew(tmp_path):
+    drawn = {f"{part}_h200-2026-12-01.png" for part in ("gsm8k", "calculator")} | {"gsm8k_h200-2026-12-02.png"}
+    for results in (RESULTS, RESULTS.with_name("h200-2026-12-02.json")):
+        plot.main(results, tmp_path)
+    assert {image.name for image in tmp_path.iterdir()} == drawn
+    assert drawn <= {image.name for image in (RESULTS.parents[2] / "docs/img").iterdir()}
 
 
 def test_mps_does_not_run_where_it_is_not_installed(monkeypatch, tmp_path):
