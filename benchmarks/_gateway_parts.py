@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import socket
 import sys
 import time
 from collections import deque
@@ -23,7 +24,7 @@ from sparring.backend.gateway import ChatFormat, Recorder
 from sparring.backend.gateway.http import GatewayServer
 from sparring.backend.models import resolve_model
 
-__all__ = ["ADMIN_KEY", "Connection", "Served", "serve"]
+__all__ = ["ADMIN_KEY", "Connection", "Served", "free_port", "serve"]
 
 ADMIN_KEY = "a key of the benchmark's own"
 ANSWER = "Answer: 23"
@@ -51,6 +52,11 @@ class Served:
     @property
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 @asynccontextmanager

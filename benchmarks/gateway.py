@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import socket
 import statistics
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks._gateway_parts import ADMIN_KEY, ANSWER, Connection, Served, serve
+from benchmarks._gateway_parts import ADMIN_KEY, ANSWER, Connection, Served, free_port, serve
 from benchmarks._report import Row, report
 
 _RATE = 100.0  # requests a second
@@ -135,11 +134,6 @@ async def _tasks(gateway: Served) -> int:
     return int(float(page.decode().partition("\nsparring_tasks ")[2].split()[0]))
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
 def _litellm_command(executable: str, port: int, upstream: int, folder: str) -> list[str]:
     parameters = {"model": "openai/policy", "api_base": f"http://127.0.0.1:{upstream}/v1", "api_key": "x"}
     config = Path(folder) / "litellm.json"  # YAML reads JSON
@@ -159,10 +153,10 @@ async def _measure(litellm: str | None, soak: int) -> tuple[list[Row], dict[str,
         async def start(command: list[str], port: int, path: str, cpu: int) -> Served:
             return await stack.enter_async_context(serve(command, port, path, cpu))
 
-        port = _free_port()
+        port = free_port()
         servers = {"gateway": await start([*part, "gateway", str(port)], port, "/health", 0)}
         if litellm:
-            port, upstream = _free_port(), _free_port()
+            port, upstream = free_port(), free_port()
             servers["stub"] = await start([*part, "stub", str(upstream)], upstream, "/", 1)
             command = _litellm_command(litellm, port, upstream, folder)
             servers["litellm"] = await start(command, port, "/health/liveliness", 0)

@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks._gateway_parts import free_port
 from benchmarks._report import Row, report
 
 CONFIG = "examples/gsm8k_h200.yaml"
@@ -120,7 +121,7 @@ def _measure(url: str, seconds: float, groups: int, *, busy: bool, switch: float
     with tempfile.TemporaryDirectory() as folder:
         model = resolve_model(config.model.path)
         engine = make_engine(config, model, Path(folder))
-        chat = ChatFormat.load(model, tool_template="hermes-compact", tool_format=config.model.tool_format)
+        chat = ChatFormat.load(model, tool_template=None, tools=False)
         recorder = Recorder(engine, chat, sampling_params(config), max_length=config.model.max_length)
         buffer = TrajectoryBuffer.open(Path(folder) / "buffer.sqlite")
         worker = RolloutWorker(
@@ -172,9 +173,7 @@ def _take(worker: Any, stop: threading.Event) -> None:
 
 @contextmanager
 def _server() -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.rollouts", "--serve", str(port)])
     try:
         deadline = time.monotonic() + 60

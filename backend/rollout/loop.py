@@ -22,7 +22,7 @@ _POLL_S = 0.5
 _BEAT_S = 0.5
 # Both sides let go of the interpreter thousands of times a second, the loop at its sockets and the trainer at every
 # operation of PyTorch, and each time wait up to so long for the other to hand it back: Python's 5 ms would bind the
-# loop. Still less helps where cores are idle, and costs where they are not (`benchmarks.rollouts --switch`).
+# loop. A fifth of this made no difference that could be told (`benchmarks.rollouts --switch 0.0001`).
 _SWITCH_S = 0.0005
 _GRACE_S = 10.0  # what a coroutine past its deadline gets for ending, before its caller leaves it behind
 

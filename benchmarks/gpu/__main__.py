@@ -13,7 +13,6 @@ import argparse
 import faulthandler
 import importlib
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -47,8 +46,6 @@ def main() -> int:
             continue
         began = time.monotonic()
         logs = path.parent / f"logs-{name}"
-        if arguments.again:
-            shutil.rmtree(logs, ignore_errors=True)
         logs.mkdir(exist_ok=True)
         try:
             with sigterm_as_interrupt():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -102,13 +103,16 @@ def run_command(
 
     Args:
         seconds_of_steps: end it once its steps have taken so long, evaluations aside.
-        resume: go on with the run in `folder`, if there is one.
+        resume: go on with the run in `folder`, if there is one that has not ended; else it begins there anew.
 
     Raises:
         RuntimeError: it died: a curve that breaks off must not look like one that was ended.
     """
     command = [sys.executable, "-m", "sparring.cli", "train", config, f"run_dir={folder}", *overrides]
-    command += ["--resume"] if resume and (folder / "config.yaml").exists() else []
+    if resume and (folder / "config.yaml").exists() and not (folder / "summary.json").exists():
+        command.append("--resume")
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     metrics = folder / "metrics.jsonl"
     with open(f"{folder}.log", "a" if resume else "w") as log:

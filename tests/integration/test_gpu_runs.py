@@ -11,7 +11,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_a_run_in_legs_trains_each_step_once(noisy_config, tmp_path, tiny_qwen3, monkeypatch):
-    config = noisy_config(trainer={"steps": 8, "checkpoint_every": 0}, eval={"every": 4, "tasks": 4})
+    evaluation = {"every": 4, "tasks": 4, "during_training": "stall"}  # beside training, one can be lost
+    config = noisy_config(trainer={"steps": 8, "checkpoint_every": 0}, eval=evaluation)
     document = json.loads(config.read_text())
     config.write_text(json.dumps({key: value for key, value in document.items() if key != "run_dir"}))
     monkeypatch.setattr(gsm8k, "CONFIG", str(config))

@@ -260,20 +260,20 @@ class EnginePool(Engine):
         return member.fault is not None
 
     async def _answers(self, member: _Member) -> bool:
-        try:
-            await member.engine.health()
-        except EngineError:
-            return False
-        return True
+        return await self._health_of(member) is not None
 
     async def _healthy(self, member: _Member) -> bool:
+        health = await self._health_of(member)
+        return health is not None and health.ok
+
+    async def _health_of(self, member: _Member) -> EngineHealth | None:
         try:
-            return (await member.engine.health()).ok
+            return await member.engine.health()
         except EngineError:
-            return False
+            return None
         except Exception:  # of what answers there in its place, perhaps; the others are looked after all the same
             _log.exception("the health check of server %d of the pool broke", self._members.index(member))
-            return False
+            return None
 
     def _may_return(self, member: _Member) -> bool:
         """In a pause it may hold the weights of before it; let go on, it would sample while new ones are loaded."""

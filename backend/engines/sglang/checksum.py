@@ -42,13 +42,11 @@ def parameter_checksums(named: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[
         if rows not in weights:
             weights[rows] = _odd_weights(words.shape[1], words.device)
         kinds[name] = str(tensor.dtype).removeprefix("torch.")
-        together = [*waiting.pop(rows, ()), (name, words)]
-        if _bytes(words) >= _CHUNK_BYTES:  # by itself, or it would be copied
-            sums |= _sums_of_hashes([together.pop()], weights[rows])
-        if sum(_bytes(each) for _, each in together) >= _CHUNK_BYTES:
+        together = waiting.setdefault(rows, [])
+        if together and _bytes(words) + sum(_bytes(each) for _, each in together) > _CHUNK_BYTES:
             sums |= _sums_of_hashes(together, weights[rows])
-        else:
-            waiting[rows] = together
+            together.clear()
+        together.append((name, words))
     for rows, together in waiting.items():
         sums |= _sums_of_hashes(together, weights[rows])
     values: list[int] = torch.stack([sums[name] for name in kinds]).tolist() if kinds else []
@@ -71,8 +69,6 @@ def _odd_weights(width: int, device: torch.device) -> Tensor:
 
 
 def _sums_of_hashes(named: list[tuple[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
-    if not named:
-        return {}
     words = named[0][1] if len(named) == 1 else torch.cat([each for _, each in named])
     parts = words.split(max(1, _CHUNK_BYTES // (8 * words.shape[1])))
     hashes = torch.cat([_mixed((part.to(torch.int64) * weights).sum(dim=1)) for part in parts])

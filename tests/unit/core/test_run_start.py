@@ -40,7 +40,7 @@ def taken(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("override", ["trainer.token_budget=512", "engine.urls=[http://a]", "rollout.max_refill=99"])
 def test_a_resume_may_change_what_is_not_learnt_from(taken, override):
-    RunDirectory.open(load_config("x.yaml", [override]), resume=True)
+    assert RunDirectory.open(load_config("x.yaml", [override]), resume=True).root == Path("run")
 
 
 @pytest.mark.parametrize("override", ["trainer.learning_rate=1.0", "rollout.group_size=9", "objective=gspo"])

@@ -137,6 +137,34 @@ def test_a_run_that_dies_is_an_error_and_no_short_curve(tmp_path):
         gsm8k.run_command(str(tmp_path / "nowhere.yaml"), tmp_path / "run", [])
 
 
+@pytest.mark.parametrize(("left", "resumed"), [([], False), (["config.yaml"], True),
+                                               (["config.yaml", "summary.json"], False)])  # fmt: skip
+def test_a_leg_resumes_a_run_that_has_not_ended_and_begins_anew_where_one_has(left, resumed, tmp_path, monkeypatch):
+    commands = []
+
+    class Ended:
+        returncode = 0
+
+        def __init__(self, command, **_):
+            commands.append(command)
+            tmp_path.joinpath("run").mkdir(exist_ok=True)
+            tmp_path.joinpath("run", "metrics.jsonl").write_text("")
+
+        def poll(self):
+            return 0
+
+        def wait(self, _timeout):
+            return 0
+
+    for name in left:
+        tmp_path.joinpath("run").mkdir(exist_ok=True)
+        tmp_path.joinpath("run", name).touch()
+    monkeypatch.setattr(gsm8k.subprocess, "Popen", Ended)
+    gsm8k.run_command("x.yaml", tmp_path / "run", [], resume=True)
+    assert ("--resume" in commands[0]) == resumed
+    assert (tmp_path / "run/config.yaml").exists() == resumed
+
+
 def test_the_long_tailed_rates_are_compared():
     shares = {"turns_mean": 5.0, "seconds_mean": 2.0, "seconds_cv": 1.0}
     base = {"sampler_busy": 1.0, "trainer_busy": 0.1, "step_s": 1.0, "episodes": shares}
