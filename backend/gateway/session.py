@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sparring.backend.deadlines import end_now
 from sparring.backend.engines.base import Chunk, Completion, SamplingParams
 from sparring.backend.gateway.budget import Budget
 from sparring.backend.gateway.canonical import root_key
@@ -205,7 +206,7 @@ class Session(ChatClient):
         """End the session: requests that still run fail, and what was recorded is handed out."""
         self.closed = True
         for wait in self._waits:
-            wait.reschedule(asyncio.get_running_loop().time())
+            end_now(wait)
         return self.record()
 
     def record(self) -> SessionRecord:

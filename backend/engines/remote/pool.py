@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sparring.backend.deadlines import end_now
 from sparring.backend.engines.base import (
     Chunk,
     Completion,
@@ -73,7 +74,7 @@ class _Member:
         self.fault, self.returning = fault, False
         waits, self.waits = self.waits, set()
         for wait in waits:
-            wait.reschedule(0)  # at once
+            end_now(wait)
 
 
 class EnginePool(Engine):

@@ -274,6 +274,20 @@ async def test_a_session_does_not_outlive_its_deadline(open_recorder, open_sessi
             await session.chat([USER])
 
 
+async def test_a_session_is_closed_while_its_deadline_ends_its_requests(open_recorder, open_session, leaves_nothing):
+    async with leaves_nothing(), open_recorder("One." + END, "Two." + END, latency_s=60) as recorder:
+        session = open_session(recorder, deadline_s=0.01)
+        asking = [asyncio.create_task(session.chat([USER])) for _ in range(2)]
+        while not any(wait.expired() for wait in session._waits):  # noqa: ASYNC110  # passed, and its request knows not
+            await asyncio.sleep(0)
+        assert recorder.close_session("episode-1").sequences == ()
+        for request in asking:
+            with pytest.raises(GatewayError, match="has ended"):
+                await request
+        assert not session._waits
+        assert (await recorder.engine.health()).running == 0
+
+
 async def test_ids_and_keys_are_taken_once(open_recorder, open_session):
     async with open_recorder() as recorder:
         session = open_session(recorder)
