@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from sparring.backend.engines.base import Completion, Engine, PauseMode, SamplingParams
+from sparring.backend.listen import listen
 from sparring.errors import EngineError
 
 __all__ = ["FakeServer", "joined", "run_as_program"]
@@ -48,19 +49,26 @@ class FakeServer:
 
     @asynccontextmanager
     async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-        """Start the engine, listen, and give the URL."""
-        config = uvicorn.Config(
-            self.app, host=host, port=port, log_level="warning", timeout_keep_alive=_KEEPALIVE_S, lifespan="off"
-        )
+        """Listen, start the engine, and give the URL.
+
+        Raises:
+            ConfigError: as `listen`; the engine has not started.
+        """
+        listener = listen(host, port)
+        bound = listener.getsockname()[1]
+        config = uvicorn.Config(self.app, log_level="warning", timeout_keep_alive=_KEEPALIVE_S, lifespan="off")
         server = uvicorn.Server(config)
-        await self._engine.start()
-        serving = asyncio.create_task(server._serve())
+        try:
+            await self._engine.start()
+        except BaseException:
+            listener.close()
+            raise
+        serving = asyncio.create_task(server._serve(sockets=[listener]))
         try:
             while not server.started:
                 if serving.done():
                     serving.result()
                 await asyncio.sleep(0.005)
-            bound = server.servers[0].sockets[0].getsockname()[1]
             yield f"http://{host}:{bound}"
         finally:
             server.should_exit = server.force_exit = True

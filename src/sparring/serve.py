@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.config import RunConfig
 from sparring.errors import ConfigError, EngineError
+from sparring.extras import missing
 
 if TYPE_CHECKING:
     from sparring.backend.engines.remote.process import ServerProcess
@@ -32,11 +33,13 @@ def serve_inference(config: RunConfig, *, host: str, port: int) -> int:
         port: of the first server, the others count up from it; 0 for free ones.
 
     Raises:
-        ConfigError: no such model, nothing to run servers on, or a configuration that attaches to servers itself.
+        ConfigError: no such model, nothing to run servers on, a package that is not installed, a port in use, or a
+            configuration that attaches to servers itself.
         EngineError: a server did not start, or died.
     """
+    from sparring.backend.listen import listen
     from sparring.backend.models import check_model, resolve_model
-    from sparring.preflight import check_engine
+    from sparring.preflight import check_engine, check_packages
     from sparring.wiring import set_torch_environment
 
     if config.engine.urls:
@@ -51,9 +54,18 @@ def serve_inference(config: RunConfig, *, host: str, port: int) -> int:
             "the endpoints for weights ask for no key: let none but machines that you trust reach them",
             file=sys.stderr,
         )
+    for i in range(config.engine.servers):
+        listen(host, port + i if port else 0).close()
     check_model(config.model.path)
     check_engine(config.engine)
+    if config.engine.type == "torch":
+        check_packages("sparring serve")
+        if lack := missing(["aiohttp"], "sparring serve"):  # what speaks SGLang's endpoints is one package, both ends
+            raise ConfigError(lack)
     set_torch_environment(config)
+    from sparring.backend.compute_type import settle_dtypes
+
+    config = settle_dtypes(config, lambda line: print(line, file=sys.stderr))
     model = resolve_model(config.model.path)
     start, kind = (_torch, "sglang") if config.engine.type == "torch" else (_servers, config.engine.type)
     return asyncio.run(_until_signal(_keep(start(config, model, host, port), kind)))

@@ -15,6 +15,7 @@ from sparring.backend.gateway.http.app import make_app
 from sparring.backend.gateway.http.head_deadline import HeadDeadlineProtocol
 from sparring.backend.gateway.http.ledger import Ledger, SessionLimits
 from sparring.backend.gateway.recorder import Recorder
+from sparring.backend.listen import listen
 from sparring.errors import ConfigError, GatewayError
 
 __all__ = ["GatewayServer"]
@@ -80,9 +81,10 @@ class GatewayServer:
         """Listen.
 
         Raises:
-            GatewayError: the port is in use, or the address is not this machine's.
+            ConfigError: as `listen`.
+            GatewayError: it did not start.
         """
-        listener = _listen(self._host, self._port)
+        listener = listen(self._host, self._port)
         port = listener.getsockname()[1]
         shown = f"[{self._host}]" if ":" in self._host else self._host
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
@@ -130,23 +132,6 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65_535:
-        raise GatewayError(f"port {port} does not exist: choose one up to 65535, or 0 for a free one")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With its protocol named, as `socket.create_server` does not: asyncio sets TCP_NODELAY on no other connections, and
-    # each answer would wait 40 ms for an acknowledgement.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(2048)
-        return listener
-    except OSError as error:
-        listener.close()
-        raise GatewayError(f"cannot listen on {host}:{port}: {error}; choose another port, or 0 for any") from error
 
 
 def _is_loopback(host: str) -> bool:

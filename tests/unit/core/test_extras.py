@@ -126,6 +126,8 @@ def test_a_policy_of_a_package_that_is_not_there_says_what_to_install(hide, tmp_
             "[gateway]'",
         ),
         (["aiohttp"], ["train", "x.yaml", "engine=vllm", "engine.urls=[http://a]"], "[vllm]'"),
+        (["aiohttp"], ["serve", "inference", "x.yaml"], "sparring serve needs aiohttp"),
+        (["fastapi", "torch"], ["serve", "inference", "x.yaml"], "sparring serve needs fastapi, torch"),
         (["wandb"], ["train", "x.yaml", "trainer.report_to=[wandb]"], "[report]'"),
         (["bitsandbytes"], ["train", "x.yaml", "trainer.optimizer=adamw_8bit"], "[bitsandbytes]'"),
         (["peft"], ["train", "x.yaml", "trainer.lora={}"], "trainer.lora needs peft"),

@@ -1,5 +1,6 @@
 """What cannot start is refused before anything is prepared: no environment is made, no torch imported, nothing left."""
 
+import socket
 import sys
 
 import pytest
@@ -19,9 +20,9 @@ def refusal(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.yaml").write_text(CONFIG)
 
-    def _refusal(*overrides: str) -> str:
+    def _refusal(*overrides: str, command: tuple[str, ...] = ("train",)) -> str:
         before = set(sys.modules)
-        assert main(["train", "x.yaml", *overrides]) == 2
+        assert main([*command, "x.yaml", *overrides]) == 2
         assert "torch" not in set(sys.modules) - before
         assert not (tmp_path / "runs").exists()
         return capsys.readouterr().err
@@ -88,3 +89,14 @@ def test_an_engine_that_samples_on_the_cpu_needs_nothing(gpu):
     check_engine(EngineConfig(device="cpu"))
     with pytest.raises(ConfigError, match=r"engine\.device=cuda:1"):
         check_engine(EngineConfig(device="cuda:1"))
+
+
+def test_a_port_in_use_is_told_before_a_model_is_loaded(refusal):
+    serve = ("serve", "inference")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = refusal("--port", str(port), "model.path=/nowhere", command=serve)
+        assert told.startswith(f"error: cannot listen on 127.0.0.1:{port}: ")
+        assert "in use; choose another port" in told
+    assert "port 70000 does not exist" in refusal("--port", "70000", command=serve)
+    assert "model.path='/nowhere'" in refusal("--port", str(port), "model.path=/nowhere", command=serve)

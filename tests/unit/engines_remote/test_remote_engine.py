@@ -1,6 +1,7 @@
 """What engines on servers keep, over HTTP, against each kind of server with scripted tokens."""
 
 import asyncio
+import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from sparring.backend.engines.base import SamplingParams
 from sparring.backend.engines.remote.pool import EnginePool
 from sparring.backend.engines.scripted import ScriptedEngine
-from sparring.errors import EngineError
+from sparring.errors import ConfigError, EngineError
 
 only_sglang = pytest.mark.parametrize("kind", ["sglang"], indirect=True)
 
@@ -284,3 +285,11 @@ async def test_what_waits_in_a_pause_at_a_server_that_vanishes_for_good_moves_in
     finally:
         for server in servers:
             await server.aclose()
+
+
+async def test_a_server_that_cannot_listen_starts_no_engine(kind, tiny_qwen3):
+    inner = ScriptedEngine([])
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="in use"):
+        async with kind.fake(inner, tiny_qwen3).serve(port=taken.getsockname()[1]):
+            pass
+    assert not inner._started

@@ -8,7 +8,7 @@ import pytest
 from sparring.backend.gateway.http import GatewayServer
 from sparring.backend.gateway.http.body import MAX_BODY_BYTES
 from sparring.backend.gateway.http.ledger import SessionLimits
-from sparring.errors import ConfigError, GatewayError
+from sparring.errors import ConfigError
 
 END = "<|im_end|>"
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "2 + 3?"}]}
@@ -235,9 +235,9 @@ async def test_a_port_in_use_says_so(serve, open_recorder):
     async with open_recorder() as recorder:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            with pytest.raises(GatewayError, match=rf"127\.0\.0\.1:{port}.*in use"):
+            with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*in use"):
                 await GatewayServer(recorder, port=port).start()
-        with pytest.raises(GatewayError, match="65535"):
+        with pytest.raises(ConfigError, match="65535"):
             await GatewayServer(recorder, port=70_000).start()
 
 
