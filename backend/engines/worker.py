@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sparring.backend.compute_type import computes_on_cpu
 from sparring.backend.engines.base import SamplingParams
 from sparring.backend.engines.options import EngineOptions
 from sparring.backend.engines.scheduler import Decode, Event, Scheduler
@@ -128,7 +129,7 @@ def make_scheduler(model: Any, options: EngineOptions, tokenizer: Any = None) ->
     torch.set_num_threads(options.threads)
     device = options.device
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cpu" if computes_on_cpu(device) else "cuda"
     slot_model = SlotModel(
         model,
         slots=options.cache_slots + 1,

@@ -25,7 +25,8 @@ from transformers import (
 )
 
 from sparring.backend.buffer.harvest import Pair
-from sparring.backend.trainer.policy import quiet, trains_on_cpu
+from sparring.backend.compute_type import computes_on_cpu
+from sparring.backend.trainer.policy import quiet
 from sparring.errors import TrainerError
 
 with warnings.catch_warnings():
@@ -80,7 +81,7 @@ def train_dpo(
     with quiet():
         tokenizer = AutoTokenizer.from_pretrained(model_path)
         model, reference = (AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32) for _ in range(2))
-    on_cpu = trains_on_cpu(device)
+    on_cpu = computes_on_cpu(device)
     at_once = math.gcd(batch_size, _MOST_AT_ONCE)
     with tempfile.TemporaryDirectory(prefix="sparring-dpo-") as folder:
         trainer = PairTrainer(

@@ -19,7 +19,7 @@ from sparring.backend.trainer.sharding import shard
 from sparring.config import LoraConfig, SamplingConfig
 from sparring.errors import ConfigError
 
-__all__ = ["load_policy", "load_reference", "quiet", "refuse_truncated_sampling", "trains_on_cpu"]
+__all__ = ["load_policy", "load_reference", "quiet", "refuse_truncated_sampling"]
 
 
 def load_policy(
@@ -70,11 +70,6 @@ def load_reference(
         return reference.to(device)
     shard(reference, mesh, compute_dtype)
     return reference
-
-
-def trains_on_cpu(device: str) -> bool:
-    """What `trainer.device` means on this machine."""
-    return device == "cpu" or (device == "auto" and not torch.cuda.is_available())
 
 
 def refuse_truncated_sampling(sampling: SamplingConfig) -> None:

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PrinterCallback
 
+from sparring.backend.compute_type import computes_on_cpu, settle_dtypes
 from sparring.backend.folders import written_aside
 from sparring.backend.objectives import Objective, load_objective
 from sparring.backend.trainer.accumulation import GradientAccumulation
@@ -42,7 +43,7 @@ from sparring.backend.trainer.loop import LifeCycle, Steps
 from sparring.backend.trainer.metrics import MetricsFile
 from sparring.backend.trainer.optimizer import make_optimizer, plain_optimizer
 from sparring.backend.trainer.passes import with_reward_kl
-from sparring.backend.trainer.policy import load_policy, load_reference, refuse_truncated_sampling, trains_on_cpu
+from sparring.backend.trainer.policy import load_policy, load_reference, refuse_truncated_sampling
 from sparring.backend.trainer.probe import DriftReport, probe
 from sparring.backend.trainer.protocols import BatchSource, StartEvaluation, WeightPublisher
 from sparring.backend.trainer.ranks import Ranks, sharding_mesh
@@ -100,10 +101,11 @@ class AgentTrainer(AsyncGRPOTrainer):
         objective: Objective | None = None,
         batch_timeout_s: float = 3600.0,
     ) -> None:
+        config = settle_dtypes(config)
         knobs = config.trainer
         refuse_truncated_sampling(config.sampling)
         torch.set_num_threads(knobs.threads)
-        if trains_on_cpu(knobs.device) and knobs.token_budget >= LARGE_ROW:
+        if computes_on_cpu(knobs.device) and knobs.token_budget >= LARGE_ROW:
             keep_freed_memory()
         self.run_config = config
         self.objective: Objective = objective or load_objective(config.objective.name, config.objective.kwargs)
@@ -123,7 +125,7 @@ class AgentTrainer(AsyncGRPOTrainer):
             gradient_accumulation_steps=1,
             token_budget=knobs.token_budget,
             max_staleness=config.rollout.staleness,
-            use_cpu=trains_on_cpu(knobs.device),
+            use_cpu=computes_on_cpu(knobs.device),
             ddp_timeout=int(batch_timeout_s) + 1800,  # the other ranks wait while the main one waits for a batch
             bf16=False,  # autocast is the head's own; accelerate's would convert outputs once more
             seed=config.seed,

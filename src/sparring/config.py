@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from sparring.spelling import did_you_mean
 
 __all__ = [
+    "OBJECTIVE_NAMES",
     "AgentConfig",
     "EngineConfig",
     "EnvConfig",
@@ -101,7 +104,11 @@ class EngineConfig(_Section):
     )
     slots: int = Field(32, ge=1, description="sequences decoded together")
     threads: int = Field(1, ge=1, description="torch threads of the engine's process")
-    dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="weights and activations of the sampler")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="weights and activations of the sampler; 'auto': bfloat16 on a GPU, and on a CPU that is fast in "
+        "it, else float32",
+    )
     device: str = Field("auto", description="'cpu', 'cuda', or 'auto'")
     in_process: bool = Field(False, description="run the engine inside the trainer's process: for tests")
     deterministic: bool = Field(False, description="lock-step admission and a generator per request; needs staleness 0")
@@ -157,9 +164,25 @@ class RolloutConfig(_Section):
     buffer_groups: int = Field(256, ge=1, description="unconsumed groups the buffer holds before rollouts wait")
 
 
+# Of sparring.backend.objectives, which imports torch: a misspelt one is told without.
+OBJECTIVE_NAMES = (
+    *("default", "grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "gspo"),
+    *("cispo", "sapo", "m2po", "gigpo", "decoupled_ppo", "ppo"),
+)
+
+
 class ObjectiveConfig(_Section):
-    name: str = Field("default", description="an objective of sparring.backend.objectives, or 'file.py:function'")
+    name: str = Field("default", description=f"{', '.join(OBJECTIVE_NAMES)}, or 'file.py:function'")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="parameters of the objective")
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if ":" not in name and name not in OBJECTIVE_NAMES:
+            hint = did_you_mean(name, OBJECTIVE_NAMES) or "."
+            known = ", ".join(OBJECTIVE_NAMES)
+            raise ValueError(f"there is no such objective{hint} There are {known}, or 'file.py:function'")
+        return name
 
 
 class LoraConfig(_Section):
@@ -197,7 +220,11 @@ class TrainerConfig(_Section):
         None, description="train an adapter alone, the model frozen: `lora: {}`; wants a learning rate about ten times"
     )
     token_budget: int = Field(4096, ge=1, description="tokens a packed micro-batch holds at most")
-    dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="compute type; master weights are float32")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="compute type, while master weights are float32; 'auto': bfloat16 on a GPU, and on a CPU that is "
+        "fast in it, else float32",
+    )
     threads: int = Field(1, ge=1, description="torch threads of the trainer")
     device: str = Field("auto", description="'cpu', 'cuda', or 'auto'")
     sharding: Literal["none", "fsdp2"] = Field(

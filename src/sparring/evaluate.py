@@ -88,6 +88,7 @@ def evaluate(request: EvalRequest) -> int:
     plans = [_plan(env, request, subject.config.seed) for env in envs]
     sampling = _sampling(request, subject)
     set_torch_environment(subject.config)
+    subject = _settled(subject, console)
     policy = make_policy(subject.config)
     log = EvalLog(request.out, _settings(request, subject, sampling), overwrite=request.overwrite)
     try:
@@ -311,6 +312,15 @@ def _overrides(request: EvalRequest) -> list[str]:
     if request.deadline_s is not None:
         overrides.append(f"rollout.episode_timeout_s={float(request.deadline_s)}")
     return overrides
+
+
+def _settled(subject: Subject, console: Console) -> Subject:
+    """Where a model is sampled here, by what this machine computes in."""
+    if subject.folder is None:
+        return subject
+    from sparring.backend.compute_type import settle_dtypes
+
+    return replace(subject, config=settle_dtypes(subject.config, lambda line: console.print(line, highlight=False)))
 
 
 def _sampling(request: EvalRequest, subject: Subject) -> SamplingParams:

@@ -66,14 +66,15 @@ def sft(request: FineTuning, *, min_reward: float, per_task: int | None) -> int:
     steps = request.epochs * math.ceil(len(harvest.sequences) / request.batch_size)
     import torch
 
-    from sparring.backend.trainer.policy import load_policy, trains_on_cpu
+    from sparring.backend.compute_type import computes_on_cpu
+    from sparring.backend.trainer.policy import load_policy
     from sparring.backend.trainer.warm_start import warm_start
 
     torch.set_num_threads(config.trainer.threads)
     torch.manual_seed(config.seed)
     start = resolve_model(_start(request, directory, config))
     policy, tokenizer = load_policy(start, getattr(torch, config.trainer.dtype))
-    policy.to("cpu" if trains_on_cpu(config.trainer.device) else "cuda")  # type: ignore[arg-type]
+    policy.to("cpu" if computes_on_cpu(config.trainer.device) else "cuda")  # type: ignore[arg-type]
     with fine_tuning_progress(console, steps) as show:
         losses = warm_start(
             policy,
@@ -150,7 +151,9 @@ def _open(request: FineTuning) -> tuple[RunDirectory, RunConfig]:
     config = load_config(directory.config, request.overrides).config
     check_model(_start(request, directory, config))
     set_torch_environment(config)
-    return directory, config
+    from sparring.backend.compute_type import settle_dtypes
+
+    return directory, settle_dtypes(config, lambda line: open_console().print(line, highlight=False))
 
 
 def _start(request: FineTuning, directory: RunDirectory, config: RunConfig) -> str:

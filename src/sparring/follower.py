@@ -9,12 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from sparring.config import RunConfig
 from sparring.config_file import LoadedConfig
 from sparring.run_dir import RunDirectory
 from sparring.wiring import set_torch_environment, sigterm_as_interrupt
 
 __all__ = ["follow", "is_alone", "is_follower", "share_start"]
 
+_Start = tuple[Path, Path | None, RunConfig]
 _PATIENCE = timedelta(hours=2)  # of the others, while the main rank prepares, waits for a batch or evaluates
 
 
@@ -28,8 +30,9 @@ def is_alone() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) <= 1
 
 
-def share_start(device: str, start: tuple[Path, Path | None] | None) -> tuple[Path, Path | None] | None:
-    """What the main rank trains, its model's folder and an adapter's, on every rank. The others wait for it here.
+def share_start(device: str, start: _Start | None) -> _Start | None:
+    """What the main rank trains, its model's folder and an adapter's, and how, on every rank. The others wait for it
+    here.
 
     Args:
         device: `trainer.device`.
@@ -40,9 +43,9 @@ def share_start(device: str, start: tuple[Path, Path | None] | None) -> tuple[Pa
     from accelerate import PartialState
     from accelerate.utils import broadcast_object_list
 
-    from sparring.backend.trainer.policy import trains_on_cpu
+    from sparring.backend.compute_type import computes_on_cpu
 
-    PartialState(cpu=trains_on_cpu(device), timeout=_PATIENCE)
+    PartialState(cpu=computes_on_cpu(device), timeout=_PATIENCE)
     payload = [start]
     broadcast_object_list(payload, from_process=0)
     return payload[0]
@@ -62,11 +65,11 @@ def follow(loaded: LoadedConfig, *, resume: bool = False) -> int:
     assert start is not None
     from sparring.backend.trainer.trainer import AgentTrainer
 
-    model, adapter = start
+    model, adapter, config = start
     nobody: Any = SimpleNamespace(next_version=0)  # the main rank alone takes batches and publishes weights
     try:
         with sigterm_as_interrupt():
-            trainer = AgentTrainer(model, loaded.config, nobody, nobody, run_dir=directory.root, adapter=adapter)
+            trainer = AgentTrainer(model, config, nobody, nobody, run_dir=directory.root, adapter=adapter)
             trainer.train(resume=resume)
             trainer.write_model(directory.model, chat_template="")
     except KeyboardInterrupt:

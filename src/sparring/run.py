@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,7 @@ def train(loaded: LoadedConfig, *, resume: bool = False) -> int:
         set_torch_environment(loaded.config)
         try:
             with sigterm_as_interrupt(), ExitStack() as stack:
-                _Run(loaded, directory, console, stack, resume=resume).play()
+                _Run(directory.as_begun(loaded), directory, console, stack, resume=resume).play()
         except KeyboardInterrupt:
             console.print(f"stopped; the same command with --resume goes on with the run in {directory.root}")
             return 130
@@ -98,12 +99,13 @@ class _Run:
     def __init__(
         self, loaded: LoadedConfig, directory: RunDirectory, console: Console, stack: ExitStack, *, resume: bool
     ) -> None:
-        config, self._began, self._resume = loaded.config, time.monotonic(), resume
-        self.config, self.directory, self.console = config, directory, console
-        self.sources = open_sources(config)
-        policy = make_policy(config)
+        self._began, self._resume = time.monotonic(), resume
+        self.directory, self.console = directory, console
+        self.sources = open_sources(loaded.config)
+        policy = make_policy(loaded.config)
         # What a user has misspelt is told by now: from here on torch is imported, which takes its time.
         from sparring.backend.buffer import TrajectoryBuffer
+        from sparring.backend.compute_type import settle_dtypes
         from sparring.backend.gateway import ChatFormat, Recorder
         from sparring.backend.gateway.http import GatewayServer
         from sparring.backend.lora import check_lora
@@ -114,6 +116,7 @@ class _Run:
         from sparring.backend.trainer.sinks import Sinks
         from sparring.backend.weights import LendingWorker
 
+        self.config = config = settle_dtypes(loaded.config, self._tell)
         sampler = make_sampler(self.sources, config)
         load_objective(config.objective.name, config.objective.kwargs)  # an error in it is told before anything starts
         refuse_truncated_sampling(config.sampling)
@@ -131,7 +134,7 @@ class _Run:
             check_lora(model, lora)
         self.sinks = Sinks(config, directory.root, (directory.newest_checkpoint or 0) if resume else None)
         stack.callback(self.sinks.close)
-        directory.claim(loaded)
+        directory.claim(replace(loaded, config=config))
         self.model, self.adapter = model, None
         if config.warm_start.steps and lora is None:
             self.model = self._warm_started(model)
@@ -163,12 +166,15 @@ class _Run:
         stack.callback(self.worker.stop)
         self.display = stack.enter_context(Display(config.trainer.steps, console))
 
+    def _tell(self, line: str) -> None:
+        self.console.print(line, highlight=False)
+
     def play(self) -> None:
         from sparring.backend.trainer.trainer import AgentTrainer
         from sparring.backend.weights import WeightPublisher
 
         self.display.status("starting the engine and the trainer")
-        share_start(self.config.trainer.device, (self.model, self.adapter))
+        share_start(self.config.trainer.device, (self.model, self.adapter, self.config))
         trainer = AgentTrainer(
             self.model,
             self.config,
@@ -234,10 +240,11 @@ class _Run:
         """The model, or its adapter, after supervised steps; made once, kept in the run folder."""
         import torch
 
+        from sparring.backend.compute_type import computes_on_cpu
         from sparring.backend.folders import written_aside
         from sparring.backend.trainer.adapter import adapter_dropout, save_adapter
         from sparring.backend.trainer.checkpoint import save_model
-        from sparring.backend.trainer.policy import load_policy, trains_on_cpu
+        from sparring.backend.trainer.policy import load_policy
         from sparring.backend.trainer.warm_start import warm_start
 
         folder, knobs, lora = self.directory.warm_start, self.config.warm_start, self.config.trainer.lora
@@ -248,7 +255,7 @@ class _Run:
         self.console.print(f"warm start: {knobs.steps} supervised steps on {len(sequences)} sequences of {origin}")
         torch.manual_seed(self.config.seed)
         policy, tokenizer = load_policy(model, getattr(torch, self.config.trainer.dtype), lora)
-        policy.to("cpu" if trains_on_cpu(self.config.trainer.device) else "cuda")  # type: ignore[arg-type]
+        policy.to("cpu" if computes_on_cpu(self.config.trainer.device) else "cuda")  # type: ignore[arg-type]
         progress = fine_tuning_progress(self.console, knobs.steps)
         with adapter_dropout(policy, lora.dropout if lora is not None else 0.0), progress as show:
             losses = warm_start(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import textwrap
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sparring.config_file import LoadedConfig
+from sparring.config_file import LoadedConfig, load_config
 from sparring.errors import ConfigError
 
 __all__ = ["RunDirectory"]
+
+_LONGEST_VALUE = 80
 
 
 @dataclass(frozen=True)
@@ -122,12 +125,28 @@ class RunDirectory:
             )
         if resume and not taken:
             raise ConfigError(f"there is no run to resume in {directory.root}; leave --resume out to start one")
-        if taken and (differing := _differing_keys(directory.config, loaded)):
+        if taken and (differing := _differences(load_config(directory.config), directory.as_begun(loaded))):
             raise ConfigError(
                 f"the run in {directory.root} began with another {', '.join(differing)}: resume it as it was, "
                 "or start a new one in another run_dir=..."
             )
         return directory
+
+    def as_begun(self, loaded: LoadedConfig) -> LoadedConfig:
+        """`loaded`, which asks for `auto`, with the types that the run in here settled on, whatever machine it was on.
+        Where there is no run yet, as it is."""
+        if not self.config.is_file():
+            return loaded
+        begun, config = load_config(self.config).config, loaded.config
+        kept = {
+            name: section.model_copy(update={"dtype": before.dtype})
+            for name, section, before in (
+                ("engine", config.engine, begun.engine),
+                ("trainer", config.trainer, begun.trainer),
+            )
+            if section.dtype == "auto"
+        }
+        return replace(loaded, config=config.model_copy(update=kept))
 
     def claim(self, loaded: LoadedConfig) -> None:
         """From here on there is a run in the folder. Called once its configuration has shown that it can start.
@@ -178,8 +197,15 @@ _FREE_KEYS = (
 )
 
 
-def _differing_keys(stored: Path, loaded: LoadedConfig) -> list[str]:
-    from sparring.config_file import load_config
+def _differences(before: LoadedConfig, now: LoadedConfig) -> list[str]:
+    """Each key that may not change and has, with the value that it had and the one that it is to have."""
+    had = {key: value for key, value, _ in before.lines()}
+    return [
+        f"{key} ({_short(had.get(key))}, now {_short(value)})"
+        for key, value, _ in now.lines()
+        if key not in _FREE_KEYS and had.get(key) != value
+    ]
 
-    before = {key: value for key, value, _ in load_config(stored).lines()}
-    return [key for key, value, _ in loaded.lines() if key not in _FREE_KEYS and before.get(key) != value]
+
+def _short(value: str | None) -> str:
+    return textwrap.shorten(value or "null", _LONGEST_VALUE)

@@ -43,10 +43,57 @@ def test_a_resume_may_change_what_is_not_learnt_from(taken, override):
     assert RunDirectory.open(load_config("x.yaml", [override]), resume=True).root == Path("run")
 
 
-@pytest.mark.parametrize("override", ["trainer.learning_rate=1.0", "rollout.group_size=9", "objective=gspo"])
-def test_a_resume_may_not_change_what_is_learnt(taken, override):
-    with pytest.raises(ConfigError, match=f"began with another {override.partition('=')[0]}"):
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("trainer.learning_rate=1.0", "trainer.learning_rate (1e-06, now 1.0)"),
+        ("rollout.group_size=9", "rollout.group_size (8, now 9)"),
+        ("objective=gspo", 'objective.name ("default", now "gspo")'),
+    ],
+)
+def test_a_resume_may_not_change_what_is_learnt(taken, override, told):
+    with pytest.raises(ConfigError) as refused:
         RunDirectory.open(load_config("x.yaml", [override]), resume=True)
+    assert f"began with another {told}: resume it as it was" in str(refused.value)
+
+
+def test_a_refused_resume_tells_no_more_of_a_long_value_than_fits_a_line(taken):
+    with pytest.raises(ConfigError) as refused:
+        RunDirectory.open(load_config("x.yaml", [f"env.kwargs={{words: {['word'] * 999}}}"]), resume=True)
+    assert "[...]" in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch, capsys):
+    """What a run printed that began on a processor which is slow in bfloat16, and came no further than its folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sparring.backend.compute_type.bfloat16_slowdown", lambda: 27.3)
+    Path("x.yaml").write_text(
+        "model: {path: tiny-qwen3, tool_template: hermes-compact, max_length: 256}\nenv: sparring/KeyLookup-v0\n"
+        "engine: {device: cpu}\nsampling: {max_new_tokens: 64}\ntrainer: {device: cpu}\nrun_dir: run\n"
+        "warm_start: {steps: 1, data: nowhere.jsonl}\n"
+    )
+    assert main(["train", "x.yaml"]) == 2
+    out, error = capsys.readouterr()
+    assert "nowhere.jsonl" in error
+    return out
+
+
+def test_a_run_says_that_the_machine_made_it_float32_and_writes_it_down(begun):
+    assert "computing in float32, as this processor is slow in bfloat16 (27 times the time)" in begun
+    config = load_config("run/config.yaml").config
+    assert (config.engine.dtype, config.trainer.dtype) == ("float32", "float32")
+
+
+def test_a_resume_on_another_machine_keeps_what_the_run_computes_in(begun, monkeypatch):
+    monkeypatch.setattr("sparring.backend.compute_type.bfloat16_slowdown", lambda: 0.3)
+    loaded = load_config("x.yaml")
+    config = RunDirectory.open(loaded, resume=True).as_begun(loaded).config
+    assert (config.engine.dtype, config.trainer.dtype) == ("float32", "float32")
+    other = load_config("x.yaml", ["trainer.dtype=bfloat16"])
+    with pytest.raises(ConfigError, match=r'another trainer\.dtype \("float32", now "bfloat16"\)'):
+        RunDirectory.open(other, resume=True)
 
 
 def test_every_knob_that_a_resume_may_change_is_one():
