@@ -13,7 +13,17 @@ from typing import Any
 from sparring.errors import ConfigError, SparringError, described
 from sparring.extras import lacking
 
-__all__ = ["call_factory", "load_attribute", "load_module"]
+__all__ = ["call_factory", "check_file", "load_attribute", "load_module"]
+
+
+def check_file(source: str, key: str) -> None:
+    """Refuse at once a file of Python that is not there. A module is not looked for: that would import packages.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if source.endswith(".py") and not Path(source).is_file():
+        raise ConfigError(f"{key}: there is no file {source}")
 
 
 def load_attribute(spec: str, key: str) -> Any:
@@ -39,8 +49,9 @@ def load_module(source: str, key: str) -> ModuleType:
     Raises:
         ConfigError: there is none, or its code raises: then with the file, the line and the error.
     """
+    check_file(source, key)
     try:
-        return _run_file(Path(source), key) if source.endswith(".py") else importlib.import_module(source)
+        return _run_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except SparringError:
         raise
     except Exception as error:  # whatever the user's code raises
@@ -72,9 +83,7 @@ def call_factory(make: Callable[..., Any], kwargs: Mapping[str, Any], what: str)
         raise ConfigError(f"{what}: {described(error) if inside else error}") from error
 
 
-def _run_file(path: Path, key: str) -> ModuleType:
-    if not path.is_file():
-        raise ConfigError(f"{key}: there is no file {path}")
+def _run_file(path: Path) -> ModuleType:
     # A name that no other module has; registered, since dataclasses and type hints look their module up.
     spec = importlib.util.spec_from_file_location(f"{path.stem}@{path.resolve()}", path)
     assert spec is not None

@@ -13,6 +13,7 @@ from sparring.backend.models import check_model
 from sparring.config import EngineConfig, RunConfig, TrainerConfig
 from sparring.errors import ConfigError
 from sparring.extras import EXTRAS, missing
+from sparring.plugins import check_file
 
 __all__ = ["check_engine", "check_packages", "check_start"]
 
@@ -24,11 +25,12 @@ _PYTHON_TIMEOUT_S = 30.0
 def check_start(config: RunConfig) -> None:
     """
     Raises:
-        ConfigError: a package is not installed; there is no such model; or as `check_engine`; or no GPU to train on,
-            where one is asked for.
+        ConfigError: a package is not installed; there is no such model, or no file of the objective; or as
+            `check_engine`; or no GPU to train on, where one is asked for.
     """
     check_packages("a run")
     _check_choices(config.trainer)
+    check_file(config.objective.name.rpartition(":")[0], "objective.name")
     check_model(config.model.path)
     check_engine(config.engine)
     _check_device("trainer.device", config.trainer.device)

@@ -61,6 +61,17 @@ def test_a_folder_that_is_taken_hides_nothing_else(refusal, gpu, tmp_path):
     assert alone == folder
 
 
+@pytest.mark.parametrize(
+    ("objective", "told"),
+    [
+        ("gspoo", 'objective.name="gspoo": there is no such objective; did you mean gspo?'),
+        ("mine.py:make", "objective.name: there is no file mine.py"),
+    ],
+)
+def test_an_objective_that_is_not_there_is_refused(refusal, objective, told):
+    assert told in refusal(f"objective={objective}")
+
+
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_servers_without_a_gpu_are_refused(refusal, gpu, engine):
     gpu(False)

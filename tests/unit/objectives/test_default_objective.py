@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from sparring.backend.objectives import load_objective
+from sparring.backend.objectives import OBJECTIVES, load_objective
 from sparring.backend.objectives.default import default
+from sparring.config import OBJECTIVE_NAMES
 from sparring.errors import ConfigError
 
 UNMASKED = default(max_shift=1.0, max_drift=math.inf).loss
@@ -74,6 +75,10 @@ def test_rejection_does_not_change_the_normaliser(kit):
     kept = kit.gradient(some, x) != 0
     assert 0 < kept.sum() < len(kept)
     torch.testing.assert_close(kit.gradient(some, x)[kept], kit.gradient(all_, x)[kept])
+
+
+def test_the_configuration_knows_every_objective():
+    assert set(OBJECTIVES) == set(OBJECTIVE_NAMES)
 
 
 def test_an_unknown_objective_names_the_nearest():
