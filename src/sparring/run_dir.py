@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -93,7 +97,7 @@ class RunDirectory:
     @property
     def finished_steps(self) -> int:
         """Steps of the finished run in here; 0 where none is finished."""
-        return json.loads(self.summary.read_text())["steps"] if self.summary.is_file() else 0
+        return json.loads(self.summary.read_text())["steps"] if os.access(self.summary, os.R_OK) else 0
 
     @classmethod
     def of(cls, run: str) -> RunDirectory:
@@ -109,14 +113,18 @@ class RunDirectory:
 
     @classmethod
     def open(cls, loaded: LoadedConfig, *, resume: bool) -> RunDirectory:
-        """The folder for a run: that no run is in it yet, or that the one in it can go on. Nothing is written.
+        """The folder for a run: that no run is in it yet, or that the one in it can go on. Nothing is left in it.
 
         Raises:
-            ConfigError: a new run where one is; no run to resume; another configuration than the run's.
+            ConfigError: a new run where one is; no run to resume; another configuration than the run's; or the folder
+                cannot be made or written.
         """
         directory = cls(loaded.run_dir)
-        if directory.root.exists() and not directory.root.is_dir():
+        if os.path.exists(directory.root) and not os.path.isdir(directory.root):
             raise ConfigError(f"run_dir: {directory.root} is a file; name a folder")
+        if directory.finished_steps < loaded.config.trainer.steps:
+            with directory._writing(), tempfile.TemporaryFile(dir=directory._nearest_folder()):
+                pass
         taken = directory.config.is_file()
         if taken and not resume:
             raise ConfigError(
@@ -154,10 +162,19 @@ class RunDirectory:
         Raises:
             ConfigError: the folder cannot be made or written.
         """
-        try:
+        with self._writing():
             self.root.mkdir(parents=True, exist_ok=True)
             if not self.config.is_file():
                 self.config.write_text(loaded.to_yaml())
+
+    def _nearest_folder(self) -> Path:
+        """The run's, or the innermost that there is of those that it will lie in."""
+        return next(place for place in (self.root, *self.root.absolute().parents) if place.exists())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise ConfigError(f"run_dir: cannot write to {self.root}: {error.strerror}") from error
 

@@ -72,6 +72,13 @@ def test_an_objective_that_is_not_there_is_refused(refusal, objective, told):
     assert told in refusal(f"objective={objective}")
 
 
+def test_a_run_folder_that_cannot_be_made_is_refused(refusal, tmp_path):
+    (tmp_path / "file").touch()
+    folder, env = refusal("run_dir=file/of/a/run", "trainer.report_to=[tensorboard]").splitlines()
+    assert folder == "error: run_dir: cannot write to file/of/a/run: Not a directory"
+    assert "Nowhere" in env
+
+
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_servers_without_a_gpu_are_refused(refusal, gpu, engine):
     gpu(False)
