@@ -75,6 +75,16 @@ async def play_evaluation(
     return [task.result() for task in played]
 
 
+@dataclass
+class Tally:
+    """How many episodes of an evaluation have ended."""
+
+    finished: int = 0
+
+    def count(self, finished: int, total: int) -> None:
+        self.finished = finished
+
+
 @dataclass(frozen=True)
 class RunningEvaluation:
     """Held-out episodes that are being played on the worker's loop, all by the weights of one version.
@@ -86,20 +96,26 @@ class RunningEvaluation:
     tasks: int
     timeout_s: float
     _future: Future[list[Trajectory]]
-    _wait: Callable[[Future[list[Trajectory]], float], list[Trajectory]]
+    _wait: Callable[[Future[list[Trajectory]], float, Callable[[], None]], list[Trajectory]]
+    _tally: Tally
 
     def done(self) -> bool:
         """Whether `result` would not wait."""
         return self._future.done()
 
-    def result(self) -> list[Trajectory]:
+    def result(self, on_wait: Progress = lambda finished, tasks: None) -> list[Trajectory]:
         """Wait for the episodes; failed ones are among them.
+
+        Args:
+            on_wait: called every half second until then, in this thread, with how many have ended of how many.
 
         Raises:
             TrainerError: no end in time, or weights of another version have sampled a token of them.
         """
         try:
-            trajectories = self._wait(self._future, self.timeout_s)
+            trajectories = self._wait(
+                self._future, self.timeout_s, lambda: on_wait(self._tally.finished, self.tasks)
+            )
         except TimeoutError as error:
             message = f"the evaluation of {self.tasks} tasks has no end after {self.timeout_s:.0f} s"
             raise TrainerError(message) from error

@@ -7,13 +7,15 @@ import itertools
 import logging
 import queue
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sparring.backend.buffer import TrajectoryBuffer
 from sparring.backend.rollout.batch import Batch
 from sparring.backend.rollout.episode import EpisodePlayer
-from sparring.backend.rollout.evaluation import Progress, RunningEvaluation, evaluation_specs, play_evaluation
+from sparring.backend.rollout.evaluation import RunningEvaluation, Tally, evaluation_specs, play_evaluation
 from sparring.backend.rollout.loop import LoopThread
 from sparring.backend.rollout.sampler import Sampler
 from sparring.backend.rollout.scheduler import ATTEMPTS, GroupScheduler
@@ -33,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 900.0  # a large engine converts its model on the first start
 _STOP_TIMEOUT_S = 20.0
+_PROBE_TURNS, _PROBE_TURN_TOKENS = 2, 64
 _SHARE_BESIDE = 0.25  # of the episodes that training plays at once
 
 
@@ -80,6 +83,7 @@ class RolloutWorker:
         self._sampler = sampler
         self._config = config
         self._buffer = buffer
+        self._run_episode = run_episode
         self._player = EpisodePlayer(recorder, run_episode, config)
         self._scheduler = GroupScheduler(
             engine=engine, player=self._player, sampler=sampler, config=config, buffer=buffer
@@ -200,12 +204,20 @@ class RolloutWorker:
         split: str,
         sampling: SamplingParams,
         version: int,
-        on_progress: Progress | None = None,
     ) -> list[Trajectory]:
         """As `start_evaluation`, and wait for it."""
-        return self.start_evaluation(
-            tasks, split=split, sampling=sampling, version=version, on_progress=on_progress
-        ).result()
+        return self.start_evaluation(tasks, split=split, sampling=sampling, version=version).result()
+
+    def start_probe(self, tasks: Mapping[str, Sequence[str]], *, sampling: SamplingParams) -> RunningEvaluation:
+        """Begin to play training tasks by the live weights, for what is sampled and not for what comes of it: no more
+        than two short turns each, so that it holds a turn upon a turn, and no long episode is waited for."""
+        bounds = {"max_turns": _PROBE_TURNS, "max_episode_tokens": _PROBE_TURNS * _PROBE_TURN_TOKENS}
+        config = self._config.model_copy(
+            update={knob: min(bound, getattr(self._config, knob)) for knob, bound in bounds.items()}
+        )
+        sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, _PROBE_TURN_TOKENS))
+        player = EpisodePlayer(self._recorder, self._run_episode, config)
+        return self._play(tasks, "probe", player, split="train", sampling=sampling, version=self._version)
 
     def start_evaluation(
         self,
@@ -215,7 +227,6 @@ class RolloutWorker:
         sampling: SamplingParams,
         version: int,
         beside: bool = False,
-        on_progress: Progress | None = None,
     ) -> RunningEvaluation:
         """Begin to play held-out tasks once each, beside the training episodes.
 
@@ -223,12 +234,26 @@ class RolloutWorker:
             tasks: ids of tasks by id of their environment.
             version: of the weights that are live. No others may be published before it is done.
             beside: at low priority: so few episodes at once that training keeps most of the engine.
-            on_progress: called on the worker's loop with (finished, total).
         """
+        return self._play(
+            tasks, "eval", self._player, split=split, sampling=sampling, version=version, beside=beside
+        )
+
+    def _play(
+        self,
+        tasks: Mapping[str, Sequence[str]],
+        kind: str,
+        player: EpisodePlayer,
+        *,
+        split: str,
+        sampling: SamplingParams,
+        version: int,
+        beside: bool = False,
+    ) -> RunningEvaluation:
         self.open()
         self.update_model_version(version)
         self._join_history()
-        prefix = f"eval.{self._buffer.incarnation}.{next(self._evaluations)}.v{version}"
+        prefix = f"{kind}.{self._buffer.incarnation}.{next(self._evaluations)}.v{version}"
         specs = [
             spec
             for place, (env_id, task_ids) in enumerate(tasks.items())
@@ -245,18 +270,25 @@ class RolloutWorker:
             concurrency = max(1, round(concurrency * _SHARE_BESIDE))
         rounds = -(-len(specs) // concurrency) * ATTEMPTS
         timeout_s = rounds * (self._config.episode_timeout_s + 30.0) + 30.0
+        tally = Tally()
         played = play_evaluation(
-            self._player,
+            player,
             [(spec, 0) for spec in specs],
             store=partial(self._buffer.store, evaluation=True),
             sampling=sampling,
             concurrency=concurrency,
             attempts=ATTEMPTS,
-            on_progress=on_progress,
+            on_progress=tally.count,
         )
         future = self._thread.submit(self._owned(played), timeout_s)
-        wait = partial(self._thread.wait, check=self.check_health)
-        return RunningEvaluation(version, len(specs), timeout_s, future, wait)
+        return RunningEvaluation(version, len(specs), timeout_s, future, self._wait, tally)
+
+    def _wait(self, future: Future[T], timeout_s: float, on_wait: Callable[[], None]) -> T:
+        def look() -> None:
+            self.check_health()
+            on_wait()
+
+        return self._thread.wait(future, timeout_s, check=look)
 
     async def _owned(self, evaluation: Coroutine[Any, Any, T]) -> T:
         """So that `stop` ends it, should nobody wait for it any more."""

@@ -10,13 +10,15 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from sparring.evaluation import EvalSummary
+from sparring.transcript import printable
 
 __all__ = ["Display", "fine_tuning_progress", "open_console"]
 
@@ -24,6 +26,7 @@ _ROWS_SHOWN = 12
 _STEPS_AVERAGED = 16  # for the time left
 _FRESH_S = 2.0  # the trainer tells twice a second what it waits for: what is older is over
 _FIRST_WAIT_S, _LATER_WAIT_S, _LONGEST_WAIT_S = 5.0, 60.0, 300.0  # off a terminal, between two lines about one wait
+_LONGEST_COUNT_S = 10.0
 _COLUMNS: Mapping[str, tuple[str, str]] = {
     # heading: (metric, format)
     "step": ("step", "{:.0f}"),
@@ -42,11 +45,19 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
 }
 
 
+class _PrintableConsole(Console):
+    """Whatever is said in a text, the terminal hears no control character but those of the console itself."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
 def open_console(*, plain_width: int = 160) -> Console:
-    """Standard output, as it is said: brackets and colons in it are no markup. Wide where it is no terminal, so that a
-    table's lines stay whole.
+    """Standard output, as it is said: brackets and colons in it are no markup, and control characters are shown as
+    escapes. Wide where it is no terminal, so that a table's lines stay whole.
     """
-    console = Console(markup=False, emoji=False)
+    console = _PrintableConsole(markup=False, emoji=False)
     if not console.is_terminal:
         console.width = plain_width
     return console
@@ -91,16 +102,33 @@ class Display:
         self._status = text
         self._show(text)
 
-    def waiting(self, text: str) -> None:
-        """What the trainer waits for; told twice a second as long as it does. Off a terminal seldom a line of it."""
+    def counting(self, what: str) -> Callable[[int, int], None]:
+        """The run does `what` now. Gives what to call twice a second while the trainer waits for its end, with how many
+        episodes have ended of how many: as `waiting`, but a line every ten seconds."""
+        self.status(what)
+        began = self._clock()
+
+        def show(done: int, total: int) -> None:
+            seconds = self._clock() - began
+            self.waiting(f"{what}: {done} of {total} episodes, {seconds:.0f} s", longest_s=_LONGEST_COUNT_S)
+
+        return show
+
+    def waiting(self, text: str, *, longest_s: float = _LONGEST_WAIT_S) -> None:
+        """What the trainer waits for; told twice a second as long as it does. Off a terminal seldom a line of it.
+
+        Args:
+            longest_s: from one line to the next.
+        """
         now = self._clock()
         if now - self._waiting[1] >= _FRESH_S:  # another wait begins
             self._next_line = max(self._next_line, now + _FIRST_WAIT_S)
+        self._next_line = min(self._next_line, now + longest_s)
         self._waiting = (text, now)
         if self._live or now < self._next_line:
             return
         self._console.print(text, highlight=False, soft_wrap=True)
-        self._interval = min(2 * self._interval, _LONGEST_WAIT_S)
+        self._interval = min(2 * self._interval, longest_s)
         self._next_line = now + self._interval
 
     def step(self, metrics: Mapping[str, Any]) -> None:

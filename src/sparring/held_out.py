@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ class HeldOut:
 
     def __call__(self, step: int, *, beside: bool) -> _Pending:
         tasks = {source.name: source.held_out for source in self.sources}
-        self.display.status(f"evaluating {sum(map(len, tasks.values()))} held-out tasks at step {step}")
+        show = self.display.counting(f"evaluating {sum(map(len, tasks.values()))} held-out tasks at step {step}")
         played = self.worker.start_evaluation(
             tasks,
             split=self.config.eval.split,
@@ -42,13 +42,14 @@ class HeldOut:
             version=step,
             beside=beside,
         )
-        return _Pending(self, played)
+        return _Pending(self, played, show)
 
 
 @dataclass(frozen=True)
 class _Pending:
     held_out: HeldOut
     played: RunningEvaluation
+    show: Callable[[int, int], None]
 
     def done(self) -> bool:
         return self.played.done()
@@ -60,7 +61,7 @@ class _Pending:
             TaskError: every episode failed.
         """
         run, step = self.held_out, self.played.version
-        episodes = [EvalEpisode.of(trajectory) for trajectory in self.played.result()]
+        episodes = [EvalEpisode.of(trajectory) for trajectory in self.played.result(self.show)]
         write_episodes(run.directory.evaluation(step), episodes)
         failures = [episode.failure["message"] for episode in episodes if episode.failure is not None]
         if len(failures) == len(episodes):

@@ -212,15 +212,15 @@ class _Run:
 
     def _probe_sequences(self) -> Sequence[TokenSequence]:
         """What the engine samples, as training will sample it, for the trainer to score."""
-        self.display.status("probing: do the trainer and the engine agree on log-probabilities?")
+        show = self.display.counting("probing whether trainer and engine agree on log-probabilities")
         each = -(-_PROBE_TASKS // len(self.sources))
         tasks = {source.name: source.train[:each] for source in self.sources}
-        live = self.worker.version
-        trajectories = self.worker.evaluate(tasks, split="train", sampling=sampling_params(self.config), version=live)
+        trajectories = self.worker.start_probe(tasks, sampling=sampling_params(self.config)).result(show)
+        sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
         failures = [t.failure.message for t in trajectories if t.failure is not None]
-        if len(failures) == len(trajectories):
+        if len(failures) == len(trajectories) and not sequences:  # an answer that is cut may well fail an agent
             raise TaskError(f"no episode of the start-up probe could be played; the first failed thus: {failures[0]}")
-        return [sequence for trajectory in trajectories for sequence in trajectory.sequences]
+        return sequences
 
     async def _supervised_sequences(self) -> list[TokenSequence]:
         from sparring.chat_data import read_sequences

@@ -1,6 +1,7 @@
 """What a run prints where there is no terminal, what it draws on one, and what it says while it waits for a batch."""
 
 import io
+import itertools
 
 import pytest
 from rich.console import Console
@@ -81,6 +82,39 @@ def test_on_a_terminal_a_wait_is_shown_as_long_as_it_lasts():
         assert bottom() == "sampling"
         clock.now += 3
         assert bottom() == "starting"
+
+
+def test_an_evaluation_that_is_waited_for_is_counted_every_ten_seconds_and_after_steps_too():
+    out, clock = io.StringIO(), Clock()
+    with Display(9, Console(file=out, width=200), clock=clock) as display:
+        for step in range(2):
+            show = display.counting(f"evaluating at step {step}")
+            for done in range(60):
+                clock.now += 0.5
+                show(done, 60)
+            display.step({"kind": "step", "step": step})
+    lines = out.getvalue().splitlines()
+    assert "evaluating at step 0: 10 of 60 episodes, 6 s" in lines
+    for step in range(2):
+        first, *rest = [line for line in lines if line.startswith(f"evaluating at step {step}")]
+        assert first == f"evaluating at step {step}"
+        seconds = [0.0, *(float(line.split()[-2]) for line in rest)]
+        assert seconds[-1] >= 20
+        assert all(5 <= b - a <= 11 for a, b in itertools.pairwise(seconds))
+
+
+def test_on_a_terminal_an_evaluation_s_count_is_one_line_that_is_drawn_anew():
+    clock = Clock()
+    console = Console(file=io.StringIO(), width=200, force_terminal=True)
+    with Display(9, console, clock=clock) as display:
+        show = display.counting("evaluating")
+        for done in (3, 4):
+            clock.now += 0.5
+            show(done, 60)
+            with (shown := Console(width=200)).capture() as capture:
+                shown.print(display._picture())
+            assert capture.get().splitlines()[-1] == f"evaluating: {done} of 60 episodes, {0.5 * (done - 2):.0f} s"
+            assert "3 of 60" not in capture.get() or done == 3
 
 
 def stats(*, ready=0, **since):

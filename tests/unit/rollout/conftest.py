@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from sparring.backend.rollout.sampler import Sampler
 from sparring.backend.rollout.stats import RolloutStats
 from sparring.backend.weights import WeightPublisher
 from sparring.config import RolloutConfig
+from sparring.errors import BudgetExhausted
 from sparring.types import EpisodeResult, EpisodeSpec, Message, StopReason
 
 END = 1
@@ -41,7 +42,7 @@ def outcome(spec: EpisodeSpec) -> EpisodeResult:
 
 @dataclass
 class Rig:
-    """One process's worth of a run. `play` decides what an episode gives, after one turn of chat."""
+    """One process's worth of a run. `play` decides what an episode gives, after its turns of chat."""
 
     path: Path
     chat: ChatFormat
@@ -51,14 +52,17 @@ class Rig:
     sampler_class: Callable[[Sampler], Sampler] | None = None  # what is put over the sampler of tasks
     gates: dict[str, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
     on_wait: Callable[[RolloutStats], None] | None = None
+    says: Sequence[int] = (2, END)
+    turns: int = 1
+    max_length: int = 64
     held: set[str] = field(default_factory=set)  # episodes that wait at their gate, after their turn
     started: list[tuple[int, EpisodeSpec]] = field(default_factory=list)  # with the version then live
 
     def __post_init__(self) -> None:
         self.rollout = RolloutConfig(**{"group_size": 2, "groups_per_step": 2, "staleness": 1, **self.config})
         self.buffer = TrajectoryBuffer.open(self.path)
-        self.engine = ScriptedEngine(lambda prompt: [2, END])
-        self.recorder = Recorder(self.engine, self.chat, SamplingParams(max_new_tokens=4), max_length=64)
+        self.engine = ScriptedEngine(lambda prompt: self.says)
+        self.recorder = Recorder(self.engine, self.chat, SamplingParams(max_new_tokens=4), max_length=self.max_length)
         tasks = [f"train-{i}" for i in range(self.tasks)]
         self.sampler = TaskSampler("x/X-v0", tasks, group_size=self.rollout.group_size, seed=0)
         if self.sampler_class is not None:
@@ -76,7 +80,13 @@ class Rig:
 
     async def run_episode(self, spec: EpisodeSpec, session) -> EpisodeResult:
         self.started.append((self.engine.version, spec))
-        await session.chat([Message("user", "yes or no")])
+        messages = [Message("user", "yes or no")]
+        for _ in range(self.turns):
+            try:
+                reply = await session.chat(messages)
+            except BudgetExhausted:
+                break
+            messages += [reply.message, Message("user", "no")]
         if spec.episode_id in self.held:
             await self.gates[spec.episode_id].wait()
         return self.play(spec)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -329,19 +330,16 @@ def test_what_a_step_waits_for_is_told_to_its_caller(make_rig, monkeypatch):
 
 def test_evaluation_is_stored_and_never_trained(make_rig):
     rig = make_rig()
-    seen = []
     greedy = SamplingParams(max_new_tokens=1, temperature=0)
     played = rig.worker.evaluate(
         {"x/X-v0": ["test-3", "test-1", "test-2"]},
         split="test",
         sampling=greedy,
         version=0,
-        on_progress=lambda done, total: seen.append((done, total)),
     )
     assert [t.task_id for t in played] == ["test-3", "test-1", "test-2"]
     assert {t.split for t in played} == {"test"}
     assert [t.action_tokens for t in played] == [1, 1, 1]  # by its own sampling
-    assert seen == [(1, 3), (2, 3), (3, 3)]
     rig.worker.start()
     rig.train(1, 2)
     again = rig.worker.evaluate({"x/X-v0": ["test-3"]}, split="test", sampling=greedy, version=2)
@@ -349,6 +347,36 @@ def test_evaluation_is_stored_and_never_trained(make_rig):
     assert again[0].oldest_version == 2
     states = {e: state for e, (state, _) in rig.fates().items() if e.startswith("eval.")}
     assert list(states.values()) == ["evaluation"] * 4
+
+
+def test_who_waits_for_an_evaluation_is_told_how_many_episodes_have_ended(make_rig, monkeypatch):
+    monkeypatch.setattr("sparring.backend.rollout.loop._POLL_S", 0.01)
+    held = FIRST_HELD_OUT.format(0)
+    rig = make_rig(held={held})
+    told = []
+
+    def on_wait(finished, total):
+        told.append((finished, total))
+        if finished == 2:
+            rig.release(held)
+
+    tasks = {"x/X-v0": ["test-1", "test-2", "test-3"]}
+    played = rig.worker.start_evaluation(tasks, split="test", sampling=GREEDY, version=0).result(on_wait)
+    assert len(played) == 3
+    assert told == sorted(told)
+    assert (2, 3) in told
+
+
+def test_a_probe_plays_no_episode_further_than_its_bound_and_samples_as_training_does(make_rig):
+    rig = make_rig(turns=9, says=[2] * 100, max_length=2048)
+    sampling = SamplingParams(max_new_tokens=100)
+    tasks = {"x/X-v0": ["train-1", "train-2"]}
+    probed = rig.worker.start_probe(tasks, sampling=sampling).result()
+    assert [(t.usage.turns, t.action_tokens, t.split) for t in probed] == [(2, 128, "train")] * 2
+    short = rig.worker.start_probe(tasks, sampling=replace(sampling, max_new_tokens=5)).result()
+    assert [t.action_tokens for t in short] == [10, 10]
+    evaluated = rig.worker.evaluate(tasks, split="train", sampling=sampling, version=0)
+    assert [(t.usage.turns, t.action_tokens) for t in evaluated] == [(9, 900)] * 2
 
 
 GREEDY = SamplingParams(max_new_tokens=1, temperature=0)

@@ -54,6 +54,11 @@ def test_a_step_asks_for_its_batch_when_the_version_before_is_published(make_tra
     assert not torch.equal(first, last)
 
 
+def test_a_trainer_of_its_own_settles_what_auto_computes_in(make_trainer, kit, monkeypatch):
+    monkeypatch.setattr("sparring.backend.compute_type.bfloat16_slowdown", lambda: 27.3)
+    assert make_trainer(kit.make_config(dtype="auto", device="cpu")).run_config.trainer.dtype == "float32"
+
+
 def test_every_step_writes_its_metrics_and_evaluations_are_apart(make_trainer):
     seen = []
 
