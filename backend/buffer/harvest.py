@@ -54,7 +54,8 @@ class Pair:
 def training_rows(view: BufferView) -> list[EpisodeRow]:
     """Training episodes that did not fail, whatever became of them, the oldest first."""
     rows = view.episodes(limit=-1)
-    return [row for row in reversed(rows) if row.state not in ("evaluation", "failed") and row.reward is not None]
+    apart = ("evaluation", "probe", "failed")
+    return [row for row in reversed(rows) if row.state not in apart and row.reward is not None]
 
 
 def rewarded_episodes(view: BufferView, *, min_reward: float, per_task: int | None = None) -> Harvest:

@@ -9,7 +9,7 @@
 
     trajectories:  pending ──►  consumed, and back as above; or dropped, or expired, with or without their group
                    failed       infrastructure failures: kept, shown, never trained
-                   evaluation   held-out episodes: never trained
+                   evaluation   held-out episodes and the probe's, which a view tells apart: never trained
 
 A group that is `running` when the process dies is in flight: the next process plays the members that it lacks.
 A trajectory whose `data` is empty was pruned: its tokens and messages are forgotten, and its fate stands.
@@ -29,6 +29,7 @@ __all__ = ["BUFFER_SCHEMA", "check_schema", "check_soundness", "connect", "creat
 
 BUFFER_SCHEMA = 2
 _BUSY_TIMEOUT_S = 10.0
+_STORED_STATES = tuple(state for state in EPISODE_STATES if state != "probe")
 
 _TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -58,7 +59,7 @@ CREATE TABLE trajectories (
     task_id TEXT NOT NULL,
     split TEXT NOT NULL,
     attempt INTEGER NOT NULL,
-    state TEXT NOT NULL CHECK (state IN {EPISODE_STATES}),
+    state TEXT NOT NULL CHECK (state IN {_STORED_STATES}),
     consumed_step INTEGER,
     incarnation INTEGER NOT NULL REFERENCES incarnations,
     reward REAL,

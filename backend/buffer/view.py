@@ -19,6 +19,8 @@ __all__ = ["BufferView"]
 
 _STORED = [field.name for field in dataclasses.fields(EpisodeRow) if field.name != "pruned"]
 _EPISODE_COLUMNS = ", ".join([*_STORED, "length(data) = 0"])
+_PROBED = "group_id GLOB 'probe.*'"  # what is stored as an evaluation and is none
+_OF_STATE = {"probe": f"state = 'evaluation' AND {_PROBED}", "evaluation": f"state = 'evaluation' AND NOT {_PROBED}"}
 _LEDGER_COLUMNS = ", ".join(field.name for field in dataclasses.fields(LedgerRow))
 
 
@@ -70,14 +72,14 @@ class BufferView:
     ) -> list[EpisodeRow]:
         """The newest episodes that match every filter given, newest first; all of them where `limit` is -1."""
         filters = {
-            "state": state,
+            "state": None if state in _OF_STATE else state,
             "split": split,
             "task_id": task_id,
             "group_id": group_id,
             "consumed_step": consumed_step,
         }
         used = {column: value for column, value in filters.items() if value is not None}
-        where = " AND ".join(f"{column} = ?" for column in used) or "1"
+        where = " AND ".join([*(f"{column} = ?" for column in used), _OF_STATE.get(state or "", "1")])
         rows = self._query(
             f"SELECT {_EPISODE_COLUMNS} FROM trajectories WHERE {where} ORDER BY id DESC LIMIT ?",
             (*used.values(), limit),
@@ -86,7 +88,10 @@ class BufferView:
 
     def counts(self) -> dict[str, int]:
         """How many episodes are in each state that there is one in."""
-        return {row[0]: row[1] for row in self._query("SELECT state, count(*) FROM trajectories GROUP BY state")}
+        stored = {row[0]: row[1] for row in self._query("SELECT state, count(*) FROM trajectories GROUP BY state")}
+        probed = self._query(f"SELECT count(*) FROM trajectories WHERE {_OF_STATE['probe']}")[0][0]
+        counts = {**stored, "evaluation": stored.get("evaluation", 0) - probed, "probe": probed}
+        return {state: count for state, count in counts.items() if count}
 
     def episode(self, episode_id: str) -> EpisodeRow:
         """The row of one episode.
@@ -141,4 +146,7 @@ class BufferView:
 
 def _episode_row(row: sqlite3.Row) -> EpisodeRow:
     *stored, pruned = row
-    return EpisodeRow(**dict(zip(_STORED, stored, strict=True)), pruned=bool(pruned))
+    values = dict(zip(_STORED, stored, strict=True))
+    if values["state"] == "evaluation" and values["group_id"].startswith("probe."):
+        values["state"] = "probe"
+    return EpisodeRow(**values, pruned=bool(pruned))

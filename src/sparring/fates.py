@@ -15,6 +15,7 @@ _WORDS = {  # for each of `types.EPISODE_STATES`, and each state of a group
     "expired": "expired",
     "failed": "failed",
     "evaluation": "evaluated",
+    "probe": "probed",
 }
 _MEANINGS = {  # of each of `types.EPISODE_STATES`
     "pending": "finished, not trained yet",
@@ -22,7 +23,8 @@ _MEANINGS = {  # of each of `types.EPISODE_STATES`
     "dropped": "not trained, as its group taught nothing (equal rewards, or too few episodes left)",
     "expired": "not trained, as too old a version sampled it (rollout.staleness)",
     "failed": "not trained, as something around the model broke",
-    "evaluation": "of an evaluation, or of the probe at the start: never trained",
+    "evaluation": "of an evaluation: never trained",
+    "probe": "of the probe at the start, which ends them after two short turns: never trained",
 }
 
 

@@ -42,7 +42,8 @@ __all__ = [
 ]
 
 AGENT_HEADER = "x-sparring-agent"  # in requests to the gateway: names the agent that speaks, where there are several
-EPISODE_STATES = ("pending", "consumed", "dropped", "expired", "failed", "evaluation")  # of a stored trajectory
+# Of a stored trajectory.
+EPISODE_STATES = ("pending", "consumed", "dropped", "expired", "failed", "evaluation", "probe")
 SCHEMA_VERSION = 2
 Role = Literal["system", "user", "assistant", "tool"]
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sparring.backend.buffer import BufferView, GroupSpec, TrajectoryBuffer
+from sparring.backend.buffer.harvest import training_rows
 from sparring.errors import BufferStateError
 from sparring.types import EpisodeSpec, Failure, StopReason, TokenSequence, Trajectory, Turn, Usage
 
@@ -122,6 +123,19 @@ def test_failed_and_evaluation_episodes_are_kept_and_never_pending(buffer, path)
     with BufferView(path) as view:
         assert view.episodes(state="failed")[0].failure_kind == "sandbox"
         assert [row.split for row in view.episodes(split="test")] == ["test"]
+
+
+def test_a_probe_s_episodes_are_told_from_an_evaluation_s(buffer, path):
+    for seq, kind in enumerate(("eval", "probe", "probe")):
+        buffer.store(trajectory(replace(group(seq), group_id=f"{kind}.1.{seq}").episode(0)), evaluation=True)
+    fill(buffer, 3)
+    with BufferView(path) as view:
+        assert view.counts() == {"evaluation": 1, "probe": 2, "pending": 2}
+        assert [row.state for row in view.episodes()] == ["pending", "pending", "probe", "probe", "evaluation"]
+        for state in ("evaluation", "probe", "pending"):
+            rows = view.episodes(state=state)
+            assert [row.state for row in rows] == [state] * view.counts()[state]
+        assert {row.state for row in training_rows(view)} == {"pending"}
 
 
 def test_resuming_gives_back_what_later_steps_consumed(buffer, path):
