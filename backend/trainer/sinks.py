@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +18,7 @@ __all__ = ["Sinks"]
 _log = logging.getLogger(__name__)
 
 _PROJECT = "sparring"
+_WANDB_ID = "wandb_id"
 _TIMEOUT_S = 60.0  # to log in, to begin, and to send the rest at the end
 # What may hold a password: free-form arguments and environment variables stay on this machine.
 _PRIVATE = {
@@ -40,17 +43,20 @@ class Sinks:
 
     Raises:
         ConfigError: one of them does not begin: no login, no network, a broken package. Whoever asked for it can still
-            mend it: nothing else has begun.
+            mend it: nothing else has begun, and a run folder that was made for them is gone again.
     """
 
     def __init__(self, config: RunConfig, run_dir: Path, resume_from: int | None) -> None:
         self._open: dict[str, _Sink] = {}
+        made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+        if config.trainer.report_to:
+            run_dir.mkdir(parents=True, exist_ok=True)
         for name in config.trainer.report_to:
             try:
-                run_dir.mkdir(parents=True, exist_ok=True)
                 self._open[name] = _SINKS[name](config, run_dir, resume_from)
             except Exception as error:
                 self.close()
+                _take_back(made)
                 others = ",".join(other for other in config.trainer.report_to if other != name)
                 raise ConfigError(
                     f"trainer.report_to: {name} does not begin: {_in_words(error)}. Mend that, or leave it out "
@@ -76,6 +82,17 @@ class Sinks:
                 sink.close()
             except Exception as error:
                 _warn(name, error)
+
+
+def _take_back(made: Sequence[Path]) -> None:
+    """Remove folders that were made for the services, the run's first, as far as nothing else has come into them."""
+    if made:
+        (made[0] / _WANDB_ID).unlink(missing_ok=True)
+        for name in ("tensorboard", "wandb"):
+            shutil.rmtree(made[0] / name, ignore_errors=True)
+    with suppress(OSError):
+        for folder in made:
+            folder.rmdir()
 
 
 def _warn(name: str, error: Exception) -> None:
@@ -111,7 +128,7 @@ class _Wandb:
     def __init__(self, config: RunConfig, run_dir: Path, resume_from: int | None) -> None:
         import wandb
 
-        marker = run_dir / "wandb_id"
+        marker = run_dir / _WANDB_ID
         if not marker.is_file():
             marker.write_text(uuid.uuid4().hex)
         self._run = wandb.init(

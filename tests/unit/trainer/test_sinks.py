@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from sparring.backend.trainer.sinks import Sinks
+from sparring.backend.trainer.sinks import _SINKS, Sinks
 from sparring.backend.trainer.trainer import AgentTrainer
 from sparring.cli import main
 from sparring.config import AgentConfig, EngineConfig
@@ -170,6 +170,25 @@ def test_a_service_that_does_not_begin_ends_a_run_before_it_takes_its_folder(tmp
         assert main(["train", "x.yaml"]) == 2
         assert "trainer.report_to: tensorboard does not begin: FileExistsError" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["tensorboard"]
+
+
+def test_folders_made_for_a_service_that_does_not_begin_are_gone_again(kit, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+
+    class Broken:
+        def __init__(self, config, run_dir, resume_from):
+            (run_dir / "wandb_id").touch()
+            if run_dir.parent.name == "shared":
+                (run_dir / "of-another").touch()
+            raise OSError("no network")
+
+    monkeypatch.setitem(_SINKS, "wandb", Broken)
+    for run in ("runs/mine", "shared/mine"):
+        with pytest.raises(ConfigError, match="wandb does not begin: OSError: no network"):
+            Sinks(kit.make_config(report_to=["tensorboard", "wandb"]), tmp_path / run, None)
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == [
+        "shared", "shared/mine", "shared/mine/of-another",
+    ]  # fmt: skip
 
 
 @pytest.mark.slow
