@@ -11,6 +11,7 @@ import random
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ class AgentTrainer(AsyncGRPOTrainer):
             compares log-probabilities, and refuses to start where they are too far apart.
         on_trained: called after each step with its number and, by episode, the log-probabilities that its action
             tokens had before it: an array for each sequence, NaN elsewhere.
-        sinks: get every record too.
+        sinks: get every record too; by default, those of `trainer.report_to`, for as long as `train` runs.
         objective: instead of the configuration's.
 
     Raises:
@@ -204,13 +205,14 @@ class AgentTrainer(AsyncGRPOTrainer):
         """Run `trainer.steps` optimizer steps in all; with `resume`, from the newest checkpoint, if there is one yet.
 
         Raises:
+            ConfigError: a service of `trainer.report_to` does not begin.
             TrainerError: a batch cannot be trained, or a number is not finite; no weight has changed by it.
             KeyboardInterrupt: after Ctrl-C, between two steps; a checkpoint is saved first where asked.
         """
         self._resume = resume
         self._resume_from = latest_checkpoint(self._run_dir) if resume else None
         began_at = checkpoint_step(self._resume_from) if self._resume_from is not None else 0
-        with self._ranks.together(), self._guard:
+        with self._ranks.together(), self._guard, self._reporting(began_at if resume else None):
             try:
                 super().train()
             except KeyboardInterrupt:
@@ -218,6 +220,18 @@ class AgentTrainer(AsyncGRPOTrainer):
                 if checkpoint_on_interrupt and self.state.global_step > began_at and not self._guard.held:
                     self.save_checkpoint()
                 raise
+
+    @contextmanager
+    def _reporting(self, resume_from: int | None) -> Iterator[None]:
+        if self._sinks is not None or not self._main:
+            yield
+            return
+        self._sinks = Sinks(self.run_config, self._run_dir, resume_from)
+        try:
+            yield
+        finally:
+            self._sinks.close()
+            self._sinks = None
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint of the steps done, atomically, unless there is one. Where sharded, all ranks call this."""

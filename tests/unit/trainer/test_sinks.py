@@ -57,12 +57,14 @@ def test_tensorboard_hides_the_steps_that_happen_again_after_a_resume(kit, tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_reports_each_of_its_records(tiny_qwen3, tmp_path, kit):
+@pytest.mark.parametrize("given", [True, False])
+def test_a_run_reports_each_of_its_records(tiny_qwen3, tmp_path, kit, given):
     pytest.importorskip("tensorboard")
     config = kit.make_config(report_to=["tensorboard"], steps=2)
-    sinks = Sinks(config, tmp_path, None)
+    sinks = Sinks(config, tmp_path, None) if given else None
     AgentTrainer(tiny_qwen3, config, kit.source(), kit.KeepingPublisher(), run_dir=tmp_path, sinks=sinks).train()
-    sinks.close()
+    if sinks is not None:
+        sinks.close()
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     found = scalars(tmp_path)
     for name in ("loss", "grad_norm", "entropy"):
