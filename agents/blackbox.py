@@ -16,6 +16,7 @@ from sparring.agents.program import check_program
 from sparring.agents.remote import served_at
 from sparring.envs import ChatEnv
 from sparring.errors import AgentError, ConfigError
+from sparring.transcript import printable
 from sparring.types import ChatClient, Message, StopReason
 
 __all__ = ["BlackBoxPolicy"]
@@ -88,7 +89,7 @@ class BlackBoxPolicy:
         if finished.status != 0 and client.exhausted is not None:
             env.truncate(client.exhausted)
         elif finished.status != 0 and not env.done:
-            complaint = finished.errors[-2000:].strip()
+            complaint = printable(finished.errors[-2000:].strip())
             raise AgentError(f"{self._command[0]} ended with status {finished.status}: {complaint}")
         answer = finished.output.strip() or (said[-1].content if said else None)
         await env.finish(answer)

@@ -35,6 +35,7 @@ from sparring.envs.tau2.domain import DOMAINS
 from sparring.envs.tau2.results import read_results, rescore, results, simulation, write_results
 from sparring.errors import ConfigError, EngineError, GatewayError
 from sparring.evaluation import wilson_interval
+from sparring.transcript import printable
 from sparring.types import Usage
 
 _SAVE_EVERY_S = 5.0
@@ -101,7 +102,7 @@ async def play(
                 await env.astep(message)
                 _charge(env, spoken, usage, price)
     except (EngineError, GatewayError) as error:
-        print(f"{task_id}, trial {trial}: {type(error).__name__}: {error}", flush=True)
+        print(f"{task_id}, trial {trial}: {type(error).__name__}: {printable(str(error))}", flush=True)
         failed = True
     agent_failed = failed and env.failure is None
     return simulation(

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterable
 
 from sparring.envs.hermes import message_text
+from sparring.transcript import printable
 from sparring.types import Message
 
 __all__ = ["render_ansi", "render_html"]
 
 _COLOURS = {"system": 90, "user": 36, "assistant": 32, "tool": 33}
-# Control characters would move the cursor or retitle the window; bidirectional overrides reorder what is read.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def render_ansi(messages: Iterable[Message]) -> str:
     """Text with coloured role names; control characters of the conversation are shown as escapes."""
-    blocks = (f"\x1b[{_COLOURS[m.role]}m{m.role}\x1b[0m\n{_printable(_full_text(m))}" for m in messages)
+    blocks = (f"\x1b[{_COLOURS[m.role]}m{m.role}\x1b[0m\n{printable(_full_text(m))}" for m in messages)
     return "\n\n".join(blocks)
 
 
 def render_html(messages: Iterable[Message]) -> str:
     """A `<div>` without scripts or styles of its own; every text in it is escaped."""
     blocks = (
-        f'<section class="{m.role}"><h4>{m.role}</h4><pre>{html.escape(_printable(_full_text(m)))}</pre></section>'
+        f'<section class="{m.role}"><h4>{m.role}</h4><pre>{html.escape(printable(_full_text(m)))}</pre></section>'
         for m in messages
     )
     return f'<div class="sparring-chat">{"".join(blocks)}</div>'
@@ -34,7 +32,3 @@ def render_html(messages: Iterable[Message]) -> str:
 def _full_text(message: Message) -> str:
     text = message_text(message)
     return f"<think>{message.reasoning}</think>\n{text}" if message.reasoning else text
-
-
-def _printable(text: str) -> str:
-    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

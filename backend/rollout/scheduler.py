@@ -18,7 +18,7 @@ from sparring.backend.rollout.selection import has_signal, trajectory_lag
 from sparring.backend.rollout.stats import RolloutMeter, batch_stats
 from sparring.config import RolloutConfig
 from sparring.errors import EngineError, TrainerError, first_error
-from sparring.transcript import said
+from sparring.transcript import printable, said
 from sparring.types import Group, Trajectory
 
 if TYPE_CHECKING:
@@ -277,7 +277,8 @@ def _sample(group: StoredGroup) -> str:
     """A group's rewards and failures, and the end of one of its conversations."""
     trajectories = [m.trajectory for m in group.members]
     rewards = [
-        f"{t.reward:g}" if t.failure is None else f"{t.failure.kind}: {t.failure.message[:200]}" for t in trajectories
+        f"{t.reward:g}" if t.failure is None else f"{t.failure.kind}: {printable(t.failure.message[:200])}"
+        for t in trajectories
     ]
     lines = [f"group {group.spec.group_id}, task {group.spec.task_id}, rewards {', '.join(rewards)}"]
     messages = next((t.messages for t in trajectories if t.messages), ())

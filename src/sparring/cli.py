@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sparring.errors import ConfigError, SparringError
 from sparring.extras import lacking
 from sparring.spelling import did_you_mean, nearest
+from sparring.transcript import printable
 from sparring.types import EPISODE_STATES
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. An error of ours is one line on standard error, without a traceback."""
     if os.getcwd() not in sys.path:  # the console script leaves it out, and users' environments and agents lie there
         sys.path.append(os.getcwd())
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_PrintableFormatter())
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and not hasattr(arguments, "overrides"):
@@ -36,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return arguments.command(arguments)
     except SparringError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
     except ImportError as error:  # of a package that a bare `pip install sparring` leaves out
         if (lack := lacking(error)) is None:
@@ -49,6 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of `sparring view | head` has gone
         sys.stderr.close()
         return 0
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Of warnings on standard error, which may quote a model or an agent."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 class _Parser(argparse.ArgumentParser):

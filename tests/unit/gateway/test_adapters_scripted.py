@@ -177,6 +177,11 @@ async def test_a_black_box_that_crashes_is_a_failure_with_its_complaint(play):
     assert "no such luck" in result.failure.message
 
 
+async def test_the_complaint_of_a_black_box_moves_no_cursor(play):
+    result, _ = await play(program("raise SystemExit('no \\x1b[2Jsuch\\x07 \\x9b2J\\u202eluck\\r')"))
+    assert result.failure.message.endswith("no \\x1b[2Jsuch\\x07 \\x9b2J\\u202eluck")
+
+
 async def test_a_black_box_that_asks_nothing_is_scored_by_its_answer(play):
     result, record = await play(program("print('Answer: 37')"))
     assert (result.stop_reason, result.reward, record.sequences) == (StopReason.FINISHED, 0.0, ())
