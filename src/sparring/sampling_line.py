@@ -29,7 +29,8 @@ def sampling_line(stats: RolloutStats, knobs: RolloutConfig) -> str:
     return (
         f"{line}\nevery one of {equal} groups had equal rewards: {_rewards(since.equal_rewards)}. Such a group teaches "
         "nothing: are the tasks too hard or too easy for the model, is the reward right, does the prompt show the "
-        f"format? After more than rollout.max_refill={knobs.max_refill} of them the run stops and shows the last ones"
+        f"format? After more than rollout.max_refill={knobs.max_refill} of them no more are started: once those in "
+        "play have ended alike, the run stops and shows the last ones"
     )
 
 

@@ -109,7 +109,9 @@ def test_after_max_refill_a_step_trains_on_what_it_has(make_rig):
     assert [g.group_id for g in batch.groups] == ["g0000000"]
     assert batch.stats["groups/dropped"] == 4
     with pytest.raises(
-        TrainerError, match=r"no group with signal: 4 groups(.|\n)*rewards 1, 1(.|\n)*user: yes or no\n +assistant: yes"
+        TrainerError,
+        match=r"no group with signal: all 4 groups for this step had(.|\n)* After more than rollout\.max_refill=3 of "
+        r"them no more were started(.|\n)*rewards 1, 1(.|\n)*user: yes or no\n +assistant: yes",
     ):
         rig.worker.next_batch(1, 10)
 
