@@ -78,9 +78,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     """
     path = Path(path)
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read the configuration {path}: it is no text in UTF-8") from error
     origins: dict[str, str] = {}
     try:
         node = yaml.compose(text, _Loader)
@@ -91,7 +93,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     document = _read_node(node, "", str(path), origins)
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must be a mapping of sections such as model, env, rollout, trainer")
-    return _resolve(document, overrides, origins, path.stem)
+    return _resolve(document, overrides, origins, path.stem, str(path))
 
 
 def make_config(document: Mapping[str, Any], overrides: Sequence[str] = (), *, name: str) -> LoadedConfig:
@@ -104,7 +106,7 @@ def make_config(document: Mapping[str, Any], overrides: Sequence[str] = (), *, n
 
 
 def _resolve(
-    document: dict[str, Any], overrides: Sequence[str], origins: dict[str, str], name: str
+    document: dict[str, Any], overrides: Sequence[str], origins: dict[str, str], name: str, file: str = "configuration"
 ) -> LoadedConfig:
     for override in overrides:
         _apply_override(document, override, origins)
@@ -119,7 +121,7 @@ def _resolve(
     try:
         config = RunConfig.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        raise ConfigError(_explain(error, origins)) from error
+        raise ConfigError(_explain(error, origins, file)) from error
     return LoadedConfig(config, origins, name)
 
 
@@ -209,17 +211,17 @@ def _unknown_key(key: str, origins: Mapping[str, str]) -> str:
     return f"{origins.get(key, 'configuration')}: unknown key {key}; {advice}"
 
 
-def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
+def _explain(error: ValidationError, origins: Mapping[str, str], file: str) -> str:
     lines = []
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"])
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "missing":
-            lines.append(f"the key {key} is missing")
+            lines.append(f"{file}: the key {key} is missing")
         elif key:
-            lines.append(f"{origins.get(key, 'configuration')}: {key}={json.dumps(problem['input'])}: {message}")
+            lines.append(f"{origins.get(key, file)}: {key}={json.dumps(problem['input'])}: {message}")
         else:
-            lines.append(message)
+            lines.append(f"{file}: {message}")
     return "\n".join(lines)
 
 

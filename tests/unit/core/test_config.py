@@ -55,7 +55,7 @@ def test_the_resolved_file_loads_to_the_same_configuration(write, tmp_path):
         (BASE + "trainer: {steps: '3'}\n", [], "trainer.steps"),
         (BASE + "trainer: {steps: 0}\n", [], "greater than or equal to 1"),
         (BASE + "seed: 1\nseed: 2\n", [], "run.yaml:5: the key seed is given twice"),
-        (BASE, ["engine.deterministic=true"], "rollout.staleness=0"),
+        (BASE, ["engine.deterministic=true"], "run.yaml: engine.deterministic repeats a synchronous run alone"),
         (BASE, ["engine.release_memory=true"], "SGLang's, not that of engine.type=torch"),
         (BASE, ["engine.type=sglang", "engine.release_memory=true"], "eval.during_training=stall"),
         (BASE, ["engine.type=sglang", "engine.lora=adapter"], "set trainer.lora"),
@@ -64,7 +64,7 @@ def test_the_resolved_file_loads_to_the_same_configuration(write, tmp_path):
         (BASE, ["rollout.group_size=1"], "greater than or equal to 2"),
         (BASE, ["steps"], "key.subkey=value"),
         (BASE, ["seed.x=1", ], "inside seed"),
-        ("env: {id: x}\n", [], "the key model is missing"),
+        ("env: {id: x}\n", [], "run.yaml: the key model is missing"),
         ("", [], "is empty"),
         ("- a\n", [], "must be a mapping"),
         ("a: [\n", [], "is not YAML"),
@@ -108,9 +108,12 @@ def test_an_empty_section_means_the_defaults(write):
     assert load_config(path, ["warm_start=null"]).config.warm_start.steps == 0
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         load_config(tmp_path / "nowhere.yaml")
+    (tmp_path / "picture.yaml").write_bytes(b"\xff\xd8")
+    with pytest.raises(ConfigError, match=r"picture\.yaml: it is no text in UTF-8"):
+        load_config(tmp_path / "picture.yaml")
 
 
 def test_a_mixture_stands_in_place_of_one_environment(tmp_path):
