@@ -251,9 +251,10 @@ class GroupScheduler:
         samples = "\n".join(_sample(group) for group in self._refused)
         return (
             f"no group with signal: all {self.admission.refused} groups for this step had equal rewards or fewer than "
-            f"two survivors (failures so far: {failures}). After more than rollout.max_refill={self._config.max_refill} "
-            "of them no more were started; those in play ended alike. Are the tasks too hard or too easy for the "
-            f"model, is the reward right, does the prompt show the format? The last of them:\n{samples}"
+            f"two survivors (failures so far: {failures}). After more than "
+            f"rollout.max_refill={self._config.max_refill} of them no more were started; those in play ended alike. "
+            "Are the tasks too hard or too easy for the model, is the reward right, does the prompt show the format? "
+            f"The last of them:\n{samples}"
         )
 
     async def _watch_engine(self) -> None:
