@@ -38,7 +38,7 @@ def main(results: Path, folder: Path) -> None:
 
 
 def draw_gsm8k(parts: Mapping[str, Any], image: Path) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5))
     for name, (label, color) in GSM8K.items():
         if name not in parts:
             continue
@@ -63,7 +63,7 @@ def draw_gsm8k(parts: Mapping[str, Any], image: Path) -> None:
 
 def draw_calculator(found: Mapping[str, Any], image: Path) -> None:
     """Held-out accuracy of every seed, over steps (equal samples) and over seconds of steps."""
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(11, 5), sharey=True)
     for kind, (label, color) in CALCULATOR.items():
         for i, run in enumerate(found[kind]):
             accuracies = [e["success"] for e in run["evaluations"]]
@@ -82,7 +82,7 @@ def draw_calculator(found: Mapping[str, Any], image: Path) -> None:
 
 def _finish(figure: Any, axes: Any, image: Path) -> None:
     for each in axes:
-        each.legend(fontsize=7, loc="best" if each is axes[-1] else "upper left")
+        each.legend(fontsize=7, ncol=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))  # it would hide lines inside
         each.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(image, dpi=110)
