@@ -25,6 +25,13 @@ __all__ = ["print_report", "write_report"]
 
 _FAILURES_READ = 200
 _MESSAGE_WIDTH = 300
+_GLOSSARY = (
+    "in the step table: lag, updates between sampling and training, the most of the step; busy, share of the time that "
+    "an episode ran, or that the trainer did not wait; ess, effective sample size as a share of the tokens (1: all "
+    "weigh alike)\n"
+    "in metrics.jsonl: drift, by how much a token's log-probability differs between sampler and trainer, in nats; "
+    "kl/k3, the divergence of the two, estimated"
+)
 
 
 def write_report(directory: RunDirectory, title: str, *, staleness: int, keep_best: int, wall_s: float) -> None:
@@ -89,7 +96,8 @@ def print_report(console: Console, directory: RunDirectory) -> None:
         f"groups: {fates(groups)}{_dropped_besides(groups, summary)}\n"
         f"{_best_line(summary.get('best', ()))}"
         f"files: {directory.model}/ (Hugging Face folder), {directory.metrics}, {directory.curve}\n"
-        f"every episode: sparring view {directory.root}",
+        f"every episode: sparring view {directory.root}\n"
+        f"{_GLOSSARY}",
         highlight=False,
         soft_wrap=True,
     )

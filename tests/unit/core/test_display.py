@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import re
 
 import pytest
 from rich.console import Console
@@ -41,6 +42,7 @@ def test_cells_end_where_their_headings_end_and_say_what_they_count():
         display.step({"kind": "step", "step": 1, "groups/dropped": 3.0, "failures": 5.0, "time/step_s": 12345.0})
     heading, row = out.getvalue().splitlines()
     assert len(row) == len(heading)
+    assert re.findall(r"\w+ busy", heading) == ["sampler busy", "trainer busy"]
     for name, value in {"groups dropped": "3", "episodes failed": "5"}.items():
         assert row[: heading.index(name) + len(name)].endswith(f"  {value}")
 

@@ -141,6 +141,12 @@ def report(run):
     return _report
 
 
+def test_a_runs_report_says_what_the_short_names_mean(report):
+    table, metrics = report({0: 0.1, 4: 0.3})[-4:-2]
+    assert all(f"{name}, " in table for name in ("lag", "busy", "ess"))
+    assert all(f"{name}, " in metrics for name in ("drift", "kl/k3"))
+
+
 def test_a_runs_report_counts_episodes_as_the_other_commands_do(report):
     assert "episodes: 3 left in the buffer, 4 failed" in report({0: 0.1, 4: 0.3})
 
