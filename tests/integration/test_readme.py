@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import gymnasium
@@ -31,6 +32,11 @@ def written(tmp_path):
         return path
 
     return write
+
+
+def test_every_extra_is_named():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert [extra for extra in extras if f"`{extra}`" not in README] == []
 
 
 def test_the_first_program_makes_an_environment_and_steps_it(written, capsys):
