@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self, TypeAlias, cast
 
 from sparring.errors import SandboxError
+from sparring.interrupt import process_groups
 
 __all__ = ["CommandNotStarted", "HostProcess", "OnOutput", "Process"]
 
@@ -107,6 +108,7 @@ class HostProcess(Process, asyncio.SubprocessProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.SubprocessTransport, transport)
+        process_groups.add(self.pid)
 
     def pipe_data_received(self, fd: int, data: bytes | str) -> None:
         self._on_output(fd, cast(bytes, data))
@@ -117,6 +119,7 @@ class HostProcess(Process, asyncio.SubprocessProtocol):
             self._finish()
 
     def process_exited(self) -> None:
+        process_groups.discard(self.pid)
         self._signal_group(signal.SIGKILL)  # what the command left behind in its group
         if self._open_pipes:
             self._linger = asyncio.get_running_loop().call_later(self._LINGER_S, self._finish)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -15,8 +14,9 @@ class InterruptGuard:
     """While entered, SIGINT and SIGTERM raise KeyboardInterrupt at once, but between `hold` and `release` only at
     `release`.
 
-    A second one while held raises at once: the user insists, and `held` says that the state is torn. Outside the main
-    thread it does nothing, since signals arrive in the main thread alone.
+    Whoever handled them before hears of each first, and may do otherwise than raise. A second one while held raises at
+    once: the user insists, and `held` says that the state is torn. Outside the main thread it does nothing, since
+    signals arrive in the main thread alone.
     """
 
     def __init__(self) -> None:
@@ -58,8 +58,13 @@ class InterruptGuard:
             raise KeyboardInterrupt
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        os.write(2, b"\nstopping, which takes a few seconds\n")  # print is not safe in a handler
-        if self.held and not self._pending:
+        before = self._previous[number]
+        try:
+            if callable(before):
+                before(number, frame)
+                return
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            if not self.held or self._pending:
+                raise
             self._pending = True
-            return
-        raise KeyboardInterrupt

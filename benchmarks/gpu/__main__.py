@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks._report import Row, report
 from benchmarks.gpu.gsm8k import Unfinished
-from sparring.wiring import sigterm_as_interrupt
+from sparring.interrupt import interruptible
 
 PARTS = ("raw", "gateway", "weights", "numerics", "sharing", "trainer", "trl_step", "tree", "gsm8k", "gsm8k_sync",
          "calculator", "long_tailed")  # fmt: skip
@@ -48,7 +48,7 @@ def main() -> int:
         logs = path.parent / f"logs-{name}"
         logs.mkdir(exist_ok=True)
         try:
-            with sigterm_as_interrupt():
+            with interruptible():
                 rows, details = _measured(name, logs)
         except KeyboardInterrupt:
             print(f"{name}: stopped; the same command goes on from here")

@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.errors import ConfigError, SparringError
 from sparring.extras import lacking
+from sparring.interrupt import insisted
 from sparring.spelling import did_you_mean, nearest
 from sparring.transcript import printable
 from sparring.types import EPISODE_STATES
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_INTERRUPTED = 130
 _OVERRIDES = "dotted overrides, such as trainer.learning_rate=1e-5"
 
 
@@ -38,7 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rest:  # overrides behind an option, which argparse takes for strangers
         arguments.overrides = [*arguments.overrides, *rest]
     try:
-        return arguments.command(arguments)
+        status = arguments.command(arguments)
+        if status == _INTERRUPTED and argv is None:  # what is left is the interpreter's end
+            signal.signal(signal.SIGINT, insisted)
+        return status
     except SparringError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
@@ -49,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return _INTERRUPTED
     except BrokenPipeError:  # the reader of `sparring view | head` has gone
         sys.stderr.close()
         return 0

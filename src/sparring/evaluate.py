@@ -23,8 +23,9 @@ from sparring.eval_display import EvalProgress, print_results
 from sparring.eval_log import EvalLog
 from sparring.eval_subject import Subject, find_subject
 from sparring.evaluation import EvalEpisode
+from sparring.interrupt import interruptibly
 from sparring.preflight import check_engine, check_packages
-from sparring.wiring import make_engine, make_policy, sampling_params, set_torch_environment, sigterm_as_interrupt
+from sparring.wiring import make_engine, make_policy, sampling_params, set_torch_environment
 
 if TYPE_CHECKING:
     from sparring.backend.buffer import GroupSpec
@@ -92,9 +93,8 @@ def evaluate(request: EvalRequest) -> int:
     policy = make_policy(subject.config)
     log = EvalLog(request.out, _settings(request, subject, sampling), overwrite=request.overwrite)
     try:
-        with sigterm_as_interrupt():
-            asyncio.run(_Evaluation(request, subject, policy, sampling, log, console).play(plans))
-    except KeyboardInterrupt:
+        asyncio.run(interruptibly(_Evaluation(request, subject, policy, sampling, log, console).play(plans)))
+    except (KeyboardInterrupt, asyncio.CancelledError):
         kept = f"the same command goes on with the {len(log.episodes)} episodes in {log.path}"
         console.print(f"stopped; {kept if log.path else 'nothing is kept without --out'}", highlight=False)
         return 130

@@ -11,8 +11,9 @@ from typing import Any
 
 from sparring.config import RunConfig
 from sparring.config_file import LoadedConfig
+from sparring.interrupt import interruptible
 from sparring.run_dir import RunDirectory
-from sparring.wiring import set_torch_environment, sigterm_as_interrupt
+from sparring.wiring import set_torch_environment
 
 __all__ = ["follow", "is_alone", "is_follower", "share_start"]
 
@@ -67,11 +68,11 @@ def follow(loaded: LoadedConfig, *, resume: bool = False) -> int:
 
     model, adapter, config = start
     nobody: Any = SimpleNamespace(next_version=0)  # the main rank alone takes batches and publishes weights
-    try:
-        with sigterm_as_interrupt():
+    with interruptible():
+        try:
             trainer = AgentTrainer(model, config, nobody, nobody, run_dir=directory.root, adapter=adapter)
             trainer.train(resume=resume)
             trainer.write_model(directory.model, chat_template="")
-    except KeyboardInterrupt:
-        return 130
+        except KeyboardInterrupt:
+            return 130
     return 0

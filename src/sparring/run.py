@@ -18,6 +18,7 @@ from sparring.errors import ConfigError, SparringError, TaskError
 from sparring.extras import lacking
 from sparring.follower import follow, is_alone, is_follower, share_start
 from sparring.held_out import HeldOut
+from sparring.interrupt import interruptible
 from sparring.preflight import check_start
 from sparring.report import print_report, write_report
 from sparring.run_dir import RunDirectory
@@ -28,7 +29,6 @@ from sparring.wiring import (
     make_policy,
     sampling_params,
     set_torch_environment,
-    sigterm_as_interrupt,
 )
 
 if TYPE_CHECKING:
@@ -72,12 +72,13 @@ def train(loaded: LoadedConfig, *, resume: bool = False) -> int:
         if loaded.config.trainer.sharding != "none" and is_alone():
             console.print(_NOTHING_SHARDED.format(loaded.config.trainer.sharding), highlight=False)
         set_torch_environment(loaded.config)
-        try:
-            with sigterm_as_interrupt(), ExitStack() as stack:
-                _Run(directory.as_begun(loaded), directory, console, stack, resume=resume).play()
-        except KeyboardInterrupt:
-            console.print(f"stopped; the same command with --resume goes on with the run in {directory.root}")
-            return 130
+        with interruptible():
+            try:
+                with ExitStack() as stack:
+                    _Run(directory.as_begun(loaded), directory, console, stack, resume=resume).play()
+            except KeyboardInterrupt:
+                console.print(f"stopped; the same command with --resume goes on with the run in {directory.root}")
+                return 130
     print_report(console, directory)
     return 0
 

@@ -1,12 +1,8 @@
-"""What a run and an evaluation make alike out of a configuration: policy, engine, sampling, threads, signals."""
+"""What a run and an evaluation make alike out of a configuration: policy, engine, sampling, threads."""
 
 from __future__ import annotations
 
 import os
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +15,7 @@ from sparring.plugins import call_factory, load_attribute
 if TYPE_CHECKING:
     from sparring.backend.engines.base import Engine, SamplingParams
 
-__all__ = ["make_engine", "make_policy", "sampling_params", "set_torch_environment", "sigterm_as_interrupt"]
+__all__ = ["make_engine", "make_policy", "sampling_params", "set_torch_environment"]
 
 
 def make_policy(config: RunConfig) -> Policy:
@@ -82,20 +78,3 @@ def set_torch_environment(config: RunConfig) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-
-
-@contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """A scheduler's SIGTERM ends the command as Ctrl-C does: resumable."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

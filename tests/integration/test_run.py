@@ -44,6 +44,11 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 200) -> tuple[int,
     return process.returncode, output
 
 
+def runs(pid: int) -> bool:
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
+    return bool(state) and not state.startswith("Z")
+
+
 def run(config: Path, *arguments: str) -> tuple[int, str]:
     return finish(start(config, *arguments))
 
@@ -190,6 +195,29 @@ def test_ctrl_c_leaves_a_run_that_goes_on(config, tmp_path):
     status, output = run(config, "--resume", f"trainer.steps={done + 2}")
     assert status == 0, output
     assert_each_trajectory_had_one_fate(tmp_path / "run", done + 2)
+
+
+def test_a_second_ctrl_c_ends_a_run_and_its_black_boxes_at_once_and_quietly(config, tmp_path):
+    hangs = f"import os, pathlib, time; pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch(); time.sleep(600)"
+    agent = {"policy": "sparring.agents.blackbox:BlackBoxPolicy", "kwargs": {"command": ["{python}", "-c", hangs]}}
+    process = start(config, f"agent={json.dumps(agent)}")
+    try:
+        while not (pids := [int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()]):
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        read = ""
+        while "another Ctrl-C ends it at once\n" not in read:
+            line = process.stdout.readline()
+            assert line, read
+            read += line
+        os.killpg(process.pid, signal.SIGINT)
+    finally:
+        status, rest = finish(process, 10)
+    assert (status, rest.strip()) == (130, "ended at once; --resume goes on with a run from its last checkpoint")
+    deadline = time.monotonic() + 5
+    while left := [pid for pid in pids if runs(pid)]:
+        assert time.monotonic() < deadline, left
 
 
 def test_a_data_set_smaller_than_a_batch_wraps_around(config, tmp_path):
