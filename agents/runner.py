@@ -102,7 +102,8 @@ def make_runner(
             return _result(env, outcome)
         except Exception as error:
             if deadline.expired():
-                return _failed(StopReason.DEADLINE, Failure("deadline", f"{_where(spec)} took over {timeout_s:g} s"))
+                limit = f"rollout.episode_timeout_s={timeout_s:g}, waits for the engine among it"
+                return _failed(StopReason.DEADLINE, Failure("deadline", f"{_where(spec)}: no end within {limit}"))
             return _failed(StopReason.FAILED, _failure(error, spec, env))
         finally:
             if env is not None:

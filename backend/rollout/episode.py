@@ -111,7 +111,8 @@ class EpisodePlayer:
             await asyncio.wait({task}, timeout=self._config.episode_timeout_s)
             if not task.done():
                 await self._cancel(task)
-                return _failed("deadline", f"no end after {self._config.episode_timeout_s:g} s", StopReason.DEADLINE)
+                limit = f"rollout.episode_timeout_s={self._config.episode_timeout_s:g}"
+                return _failed("deadline", f"no end within {limit}, waits for the engine among it", StopReason.DEADLINE)
         except asyncio.CancelledError:
             await self._cancel(task)
             raise

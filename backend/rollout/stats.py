@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sparring.types import Trajectory
+from sparring.types import Failure, Trajectory
 
 __all__ = ["RolloutMeter", "RolloutStats", "SinceBatch", "batch_stats"]
 
@@ -35,6 +35,7 @@ class RolloutStats:
 
     Attributes:
         since_batch: what happened since the last batch was taken.
+        last_batch: what had happened when it was, since the one before.
     """
 
     version: int
@@ -48,6 +49,7 @@ class RolloutStats:
     expired_episodes: int
     failures: dict[str, int]
     since_batch: SinceBatch
+    last_batch: SinceBatch
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class SinceBatch:
         equal_rewards: of the dropped groups, those whose episodes all had one reward, counted by it.
         too_few: of the dropped groups, those of which fewer than two episodes did not fail. In any others no token was
             sampled.
+        reason: the commonest of what failed, by its newest case, or None.
+        alike: how many failed so.
     """
 
     episodes: int
@@ -66,6 +70,8 @@ class SinceBatch:
     dropped_groups: int
     equal_rewards: Mapping[float, int]
     too_few: int
+    reason: Failure | None = None
+    alike: int = 0
 
 
 class RolloutMeter:
@@ -78,6 +84,9 @@ class RolloutMeter:
         self._window: Counter[str] = Counter()
         self._rewards = _Rewards()
         self._equal: Counter[float] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._newest: dict[str, Failure] = {}
+        self.last_batch = self.since_batch
         self._opened_at = self._busy_since = time.monotonic()
         self._busy_s = 0.0
 
@@ -104,6 +113,10 @@ class RolloutMeter:
             self.failures[trajectory.failure.kind] += 1
             self._window[f"failures/{trajectory.failure.kind}"] += 1
             self._window["failures"] += 1
+            # One fault's messages differ in the episode and the task that they name.
+            message = trajectory.failure.message.replace(trajectory.episode_id, "").replace(trajectory.task_id, "")
+            self._reasons[message] += 1
+            self._newest[message] = trajectory.failure
             return
         self._rewards.add(trajectory)
 
@@ -118,16 +131,20 @@ class RolloutMeter:
     @property
     def since_batch(self) -> SinceBatch:
         window = self._window
+        reasons = dict(self._reasons)  # in one step: displays ask from another thread
+        commonest = max(reasons, key=reasons.__getitem__, default="")
         return SinceBatch(
             episodes=window["episodes"],
             failures=window["failures"],
             dropped_groups=window["dropped_groups"],
             equal_rewards=dict(self._equal),
             too_few=window["too_few"],
+            reason=self._newest.get(commonest),
+            alike=reasons.get(commonest, 0),
         )
 
     def close_window(self) -> dict[str, float]:
-        """Statistics since the last call."""
+        """Statistics since the last call; `last_batch` keeps what else is told of them."""
         now = time.monotonic()
         if self.running_episodes:
             self._busy_s += now - self._busy_since
@@ -149,7 +166,9 @@ class RolloutMeter:
             "sampler/tokens_per_s": window["tokens"] / seconds,
             "sampler/busy": min(self._busy_s / seconds, 1.0),
         }
+        self.last_batch = self.since_batch
         self._window, self._rewards, self._equal = Counter(), _Rewards(), Counter()
+        self._reasons, self._newest = Counter(), {}
         self._opened_at, self._busy_s = now, 0.0
         return stats
 

@@ -315,6 +315,7 @@ class RolloutWorker:
             expired_episodes=meter.total["expired_episodes"],
             failures=dict(meter.failures),
             since_batch=meter.since_batch,
+            last_batch=meter.last_batch,
         )
 
     def _check_loop(self, stale_after_s: float) -> None:

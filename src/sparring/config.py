@@ -155,7 +155,12 @@ class RolloutConfig(_Section):
     max_running_groups: int = Field(16, ge=1, description="groups in flight at once")
     max_turns: int = Field(16, ge=1, description="model calls an episode")
     max_episode_tokens: int = Field(8192, ge=1, description="sampled tokens an episode")
-    episode_timeout_s: float = Field(300.0, gt=0, description="wall-clock deadline of an episode; past it, a failure")
+    episode_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="wall-clock deadline of an episode, from its start: making its environment, waiting for a free one "
+        "of engine.slots and an agent's own work count; past it, a failure",
+    )
     curriculum: bool = Field(False, description="seldom draw tasks whose last groups were solved always or never")
     max_refill: int = Field(16, ge=0, description="groups without signal replaced in a step before it trains on less")
     keep_steps: int | None = Field(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -22,7 +22,7 @@ from sparring.interrupt import interruptible
 from sparring.preflight import check_start
 from sparring.report import print_report, write_report
 from sparring.run_dir import RunDirectory
-from sparring.sampling_line import sampling_line
+from sparring.sampling_line import failure_line, sampling_line
 from sparring.task_sources import make_episode_runner, make_sampler, open_sources
 from sparring.wiring import (
     make_engine,
@@ -184,7 +184,7 @@ class _Run:
             run_dir=self.directory.root,
             adapter=self.adapter,
             evaluate=HeldOut(self.config, self.sources, self.worker, self.directory, self.display),
-            on_step=self.display.step,
+            on_step=self._show,
             probe_sequences=self._probe_sequences,
             on_trained=self._keep,
             sinks=self.sinks,
@@ -200,6 +200,11 @@ class _Run:
             keep_best=self.config.trainer.keep_best,
             wall_s=time.monotonic() - self._began,
         )
+
+    def _show(self, record: Mapping[str, Any]) -> None:
+        self.display.step(record)
+        if record["kind"] == "step" and (line := failure_line(self.worker.stats().last_batch)):
+            self.console.print(f"step {record['step']:.0f}: {line}", highlight=False, soft_wrap=True)
 
     def _keep(self, step: int, logprobs: Mapping[str, Sequence[NDArray[np.float32]]]) -> None:
         """What the buffer keeps of trained episodes, and for how long: never less than a resume may need."""

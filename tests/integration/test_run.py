@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -218,6 +219,16 @@ def test_a_second_ctrl_c_ends_a_run_and_its_black_boxes_at_once_and_quietly(conf
     deadline = time.monotonic() + 5
     while left := [pid for pid in pids if runs(pid)]:
         assert time.monotonic() < deadline, left
+
+
+def test_a_run_says_why_episodes_fail_while_it_goes_on(config, tmp_path):
+    status, output = run(config, "env.kwargs.broken=train/0", "env.kwargs.train_size=2", "trainer.steps=3")
+    assert status == 0, output
+    failed = {record["step"]: record["failures"] for record in step_records(tmp_path / "run") if record["failures"]}
+    assert failed
+    line = r"^step (\d+): (\d+) of \d+ episodes failed, .* by task, .*the service is down"
+    told = dict(re.findall(line, output, re.MULTILINE))
+    assert {int(step): float(count) for step, count in told.items()} == failed
 
 
 def test_a_data_set_smaller_than_a_batch_wraps_around(config, tmp_path):

@@ -8,7 +8,9 @@ from sparring.types import Message
 
 
 class Noisy(ChatEnv):
-    """Two turns; the reward is the share of letters in what was said. None of the split `broken` can be played."""
+    """Two turns; the reward is the share of letters in what was said. None of the split `broken` can be played, or
+    not the task of that id.
+    """
 
     def __init__(self, *, train_size=6, answer="yes", broken=None, **kwargs):
         super().__init__(**kwargs)
@@ -18,7 +20,7 @@ class Noisy(ChatEnv):
         return [f"{split}/{i}" for i in range(self.sizes[split])]
 
     async def _begin(self, task_id):
-        if task_id.split("/")[0] == self.broken:
+        if self.broken in (task_id, task_id.split("/")[0]):
             raise TaskError("the service is down")
         self.said = ""
         return [Message("user", f"Say something about {task_id}.")]

@@ -190,6 +190,7 @@ async def test_an_unknown_task_is_a_failure_of_kind_task():
 async def test_a_wall_clock_deadline_is_a_failure_and_not_a_truncation(error):
     result = await play(Hangs(error), timeout_s=0.05)
     assert (result.stop_reason, result.failure.kind) == (StopReason.DEADLINE, "deadline")
+    assert "rollout.episode_timeout_s=0.05" in result.failure.message
     assert Watched.closed == 1
 
 

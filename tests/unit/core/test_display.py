@@ -10,7 +10,8 @@ from rich.console import Console
 from sparring.backend.rollout.stats import RolloutStats, SinceBatch
 from sparring.config import RolloutConfig
 from sparring.display import Display
-from sparring.sampling_line import sampling_line
+from sparring.sampling_line import failure_line, sampling_line
+from sparring.types import Failure
 
 
 class Clock:
@@ -130,6 +131,7 @@ def stats(*, ready=0, **since):
         episodes=0,
         dropped_groups=0,
         since_batch=SinceBatch(**(counts | since)),
+        last_batch=SinceBatch(**counts),
         **counters,
     )
 
@@ -144,6 +146,14 @@ def test_what_a_step_waits_for_is_one_line():
         "sampling for the next step: 43 episodes ended, 9 of them failed, 16 running; 1 of 4 groups ready; "
         "dropped 2 for equal rewards, 1 for failures, 1 without a sampled token"
     )
+
+
+def test_failures_are_told_with_the_commonest_reason():
+    since = {"episodes": 43, "failures": 9, "alike": 7, "reason": Failure("deadline", "no end\x1b within x=5")}
+    told = "9 of 43 episodes failed, 7 alike by deadline, such as: no end\\x1b within x=5"
+    assert sampling_line(stats(**since), RolloutConfig()).splitlines()[1:] == [told]
+    assert failure_line(stats(**since).since_batch) == told
+    assert failure_line(stats().since_batch) == ""
 
 
 @pytest.mark.parametrize(

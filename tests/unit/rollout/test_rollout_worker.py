@@ -148,6 +148,10 @@ def test_an_episode_past_its_deadline_is_a_failure(make_rig):
     rig.worker.start()
     rig.train(1, 1)
     assert rig.fates()["g0000000.00.0"] == rig.fates()["g0000000.00.1"] == ("failed", None)
+    last = rig.worker.stats().last_batch
+    assert (last.failures, last.alike, last.reason.kind) == (2, 2, "deadline")
+    assert "rollout.episode_timeout_s=0.05" in last.reason.message
+    assert rig.worker.stats().since_batch.reason is None
 
 
 def test_an_episode_that_ignores_its_cancellation_is_left_behind(make_rig, monkeypatch):
