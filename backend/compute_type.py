@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -16,13 +16,17 @@ _SIDE, _PRODUCTS = 192, 4
 _MOST_SLOWDOWN = 2.0
 
 
-def settle_dtypes(config: RunConfig, tell: Callable[[str], None] = lambda line: None) -> RunConfig:
+def settle_dtypes(
+    config: RunConfig, tell: Callable[[str], None] = lambda line: None, *, of: Sequence[str] = ("engine", "trainer")
+) -> RunConfig:
     """`config` with a type wherever it says `auto`: bfloat16, but float32 on a processor that is slow in bfloat16.
 
     Args:
         tell: called with a line where that is float32.
+        of: the sections that the caller computes by; another keeps what it says.
     """
-    sections: dict[str, EngineConfig | TrainerConfig] = {"engine": config.engine, "trainer": config.trainer}
+    every: dict[str, EngineConfig | TrainerConfig] = {"engine": config.engine, "trainer": config.trainer}
+    sections = {name: every[name] for name in of}
     on_cpu = {
         "engine": config.engine.type == "torch" and computes_on_cpu(config.engine.device),
         "trainer": computes_on_cpu(config.trainer.device),
@@ -30,7 +34,7 @@ def settle_dtypes(config: RunConfig, tell: Callable[[str], None] = lambda line: 
     auto = [name for name, section in sections.items() if section.dtype == "auto"]
     slow = [name for name in auto if on_cpu[name] and bfloat16_slowdown() > _MOST_SLOWDOWN]
     if slow:
-        which = "computing in" if len(slow) == len(sections) else f"{slow[0]}.dtype:"
+        which = "computing in" if len(slow) == len(every) else f"{slow[0]}.dtype:"
         tell(f"{which} float32, as this processor is slow in bfloat16 ({bfloat16_slowdown():.0f} times the time)")
     settled = {
         name: sections[name].model_copy(update={"dtype": "float32" if name in slow else "bfloat16"}) for name in auto

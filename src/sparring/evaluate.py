@@ -89,7 +89,6 @@ def evaluate(request: EvalRequest) -> int:
     plans = [_plan(env, request, subject.config.seed) for env in envs]
     sampling = _sampling(request, subject)
     set_torch_environment(subject.config)
-    subject = _settled(subject, console)
     policy = make_policy(subject.config)
     log = EvalLog(request.out, _settings(request, subject, sampling), overwrite=request.overwrite)
     try:
@@ -238,10 +237,13 @@ class _Evaluation:
         return endpoint
 
     async def _recorder(self, folder: Path, stack: AsyncExitStack, *, tools: bool) -> Sessions:
+        from sparring.backend.compute_type import settle_dtypes
         from sparring.backend.gateway import ChatFormat, Recorder
         from sparring.backend.gateway.http import GatewayServer
 
-        config = self.subject.config
+        config = settle_dtypes(
+            self.subject.config, lambda line: self.console.print(line, highlight=False), of=["engine"]
+        )
         chat = ChatFormat.load(
             folder,
             tool_template=config.model.tool_template,
@@ -312,15 +314,6 @@ def _overrides(request: EvalRequest) -> list[str]:
     if request.deadline_s is not None:
         overrides.append(f"rollout.episode_timeout_s={float(request.deadline_s)}")
     return overrides
-
-
-def _settled(subject: Subject, console: Console) -> Subject:
-    """Where a model is sampled here, by what this machine computes in."""
-    if subject.folder is None:
-        return subject
-    from sparring.backend.compute_type import settle_dtypes
-
-    return replace(subject, config=settle_dtypes(subject.config, lambda line: console.print(line, highlight=False)))
 
 
 def _sampling(request: EvalRequest, subject: Subject) -> SamplingParams:

@@ -153,7 +153,9 @@ def _open(request: FineTuning) -> tuple[RunDirectory, RunConfig]:
     set_torch_environment(config)
     from sparring.backend.compute_type import settle_dtypes
 
-    return directory, settle_dtypes(config, lambda line: open_console().print(line, highlight=False))
+    return directory, settle_dtypes(
+        config, lambda line: open_console().print(line, highlight=False), of=["trainer"]
+    )
 
 
 def _start(request: FineTuning, directory: RunDirectory, config: RunConfig) -> str:

@@ -65,7 +65,7 @@ def serve_inference(config: RunConfig, *, host: str, port: int) -> int:
     set_torch_environment(config)
     from sparring.backend.compute_type import settle_dtypes
 
-    config = settle_dtypes(config, lambda line: print(line, file=sys.stderr))
+    config = settle_dtypes(config, lambda line: print(line, file=sys.stderr), of=["engine"])
     model = resolve_model(config.model.path)
     start, kind = (_torch, "sglang") if config.engine.type == "torch" else (_servers, config.engine.type)
     return asyncio.run(_until_signal(_keep(start(config, model, host, port), kind)))

@@ -13,12 +13,12 @@ DOCUMENT = {"model": {"path": "m"}, "env": {"id": "x"}}
 def settle(monkeypatch):
     """The engine's and the trainer's type on a machine, and the lines that were told."""
 
-    def _settle(*overrides, gpu=False, slowdown=27.3):
+    def _settle(*overrides, gpu=False, slowdown=27.3, of=("engine", "trainer")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
         monkeypatch.setattr("sparring.backend.compute_type.bfloat16_slowdown", lambda: slowdown)
         lines = []
-        config = settle_dtypes(make_config(DOCUMENT, overrides, name="x").config, lines.append)
-        assert settle_dtypes(config, lines.append) == config
+        config = settle_dtypes(make_config(DOCUMENT, overrides, name="x").config, lines.append, of=of)
+        assert settle_dtypes(config, lines.append, of=of) == config
         return config.engine.dtype, config.trainer.dtype, lines
 
     return _settle
@@ -51,6 +51,13 @@ def test_servers_compute_in_bfloat16(settle, server):
 def test_a_type_that_was_given_stands(settle):
     assert settle("engine.dtype=bfloat16", "trainer.dtype=bfloat16") == ("bfloat16", "bfloat16", [])
     assert settle("engine.dtype=float32", slowdown=0.3) == ("float32", "bfloat16", [])
+
+
+@pytest.mark.parametrize("section", ["engine", "trainer"])
+def test_who_computes_by_one_section_settles_that_one(settle, section):
+    engine, trainer, lines = settle(of=[section])
+    assert {engine, trainer} == {"float32", "auto"}
+    assert [line.partition(":")[0] for line in lines] == [f"{section}.dtype"]
 
 
 def test_the_processor_is_asked_by_a_product_that_leaves_torch_as_it_was():
