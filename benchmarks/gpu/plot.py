@@ -20,6 +20,7 @@ __all__ = ["draw_calculator", "draw_gsm8k"]
 
 GSM8K = {
     "gsm8k": ("η = 2, 64 groups a step, 4e-6, MPS", "C0"),
+    "gsm8k_earlier_lease": ("the same on an earlier lease", "C7"),
     "gsm8k_cut_short": ("the same at an earlier commit", "C6"),
     "gsm8k_sorting": ("the same, while SGLang sorted", "C5"),
     "gsm8k_before_fused_head": ("η = 2, 64 groups a step, 4e-6, time slices, before", "C4"),
