@@ -43,6 +43,10 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "s": ("time/step_s", "{:.1f}"),
     "time left": ("left", "{}"),
 }
+_LEGEND = (
+    "lag: updates between sampling and training, the most of the step; busy: share of the time that an episode ran, or "
+    "that the trainer did not wait; ess: effective sample size, as a share of the tokens (1: all weigh alike)"
+)
 
 
 class _PrintableConsole(Console):
@@ -135,8 +139,10 @@ class Display:
         """Show a record of `metrics.jsonl`; evaluations come through `evaluation`."""
         if metrics["kind"] != "step":
             return
-        if not self._live and not self._rows:  # not before, or the lines of a start would stand between it and the rows
-            self._console.print(_line(list(_COLUMNS)), highlight=False)
+        if not self._rows:  # not before, or the lines of a start would stand between it and the rows
+            self._console.print(_LEGEND, style="dim", highlight=False, soft_wrap=True)
+            if not self._live:
+                self._console.print(_line(list(_COLUMNS)), highlight=False)
         self._rows.append({**metrics, "left": self._time_left(metrics)})
         self._status = f"training, step {metrics['step']:.0f} of {self._total}, {self._rows[-1]['left']} left"
         self._show(_line(_cells(self._rows[-1])))

@@ -57,8 +57,8 @@ def missing(modules: Iterable[str], what: str, *, extra: str | None = None) -> s
     if not absent:
         return None
     extras = dict.fromkeys(extra or _EXTRA_OF[module] for module in absent)
-    verb = "is" if len(absent) == 1 else "are"
-    return f"{what} needs {', '.join(absent)}, which {verb} not installed: {install_command(extras)}"
+    noun, verb = ("package", "is") if len(absent) == 1 else ("packages", "are")
+    return f"{what} needs the {noun} {', '.join(absent)}, which {verb} not installed: {install_command(extras)}"
 
 
 def lacking(error: BaseException) -> str | None:

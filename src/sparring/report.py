@@ -26,9 +26,6 @@ __all__ = ["print_report", "write_report"]
 _FAILURES_READ = 200
 _MESSAGE_WIDTH = 300
 _GLOSSARY = (
-    "in the step table: lag, updates between sampling and training, the most of the step; busy, share of the time that "
-    "an episode ran, or that the trainer did not wait; ess, effective sample size as a share of the tokens (1: all "
-    "weigh alike)\n"
     "in metrics.jsonl: drift, by how much a token's log-probability differs between sampler and trainer, in nats; "
     "kl/k3, the divergence of the two, estimated"
 )

@@ -117,10 +117,10 @@ class _Run:
         from sparring.backend.trainer.sinks import Sinks
         from sparring.backend.weights import LendingWorker
 
+        sampler = make_sampler(self.sources, loaded.config)
+        load_objective(loaded.config.objective.name, loaded.config.objective.kwargs)
+        refuse_truncated_sampling(loaded.config.sampling)
         self.config = config = settle_dtypes(loaded.config, self._tell)
-        sampler = make_sampler(self.sources, config)
-        load_objective(config.objective.name, config.objective.kwargs)  # an error in it is told before anything starts
-        refuse_truncated_sampling(config.sampling)
         console.print(f"run folder {directory.root}; preparing the model {config.model.path}", highlight=False)
         model = resolve_model(config.model.path)
         self.chat = ChatFormat.load(

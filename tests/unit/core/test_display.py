@@ -29,8 +29,9 @@ def test_the_heading_comes_once_and_right_before_the_first_row():
         display.step({"kind": "step", "step": 1, "reward": 0.25})
         display.status("evaluating")
         display.step({"kind": "step", "step": 2, "reward": 0.5})
-    first, heading, row, status, last = out.getvalue().splitlines()
+    first, legend, heading, row, status, last = out.getvalue().splitlines()
     assert first == "starting the engine and the trainer"
+    assert all(f"{name}: " in legend for name in ("lag", "busy", "ess"))
     assert heading.split()[:3] == ["step", "reward", "exact"]
     assert row.split()[:2] == ["1", "0.250"]
     assert status == "evaluating"
@@ -41,7 +42,7 @@ def test_cells_end_where_their_headings_end_and_say_what_they_count():
     out = io.StringIO()
     with Display(1, Console(file=out, width=200)) as display:
         display.step({"kind": "step", "step": 1, "groups/dropped": 3.0, "failures": 5.0, "time/step_s": 12345.0})
-    heading, row = out.getvalue().splitlines()
+    _, heading, row = out.getvalue().splitlines()
     assert len(row) == len(heading)
     assert re.findall(r"\w+ busy", heading) == ["sampler busy", "trainer busy"]
     for name, value in {"groups dropped": "3", "episodes failed": "5"}.items():
@@ -189,4 +190,4 @@ def test_the_time_left_goes_by_the_steps_so_far():
     with Display(100, Console(file=out, width=200)) as display:
         display.step({"kind": "step", "step": 1, "time/step_s": 50.0})
         display.step({"kind": "step", "step": 2, "time/step_s": 30.0})
-    assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["left", "1:22:30", "1:05:20"]
+    assert [line.split()[-1] for line in out.getvalue().splitlines()[1:]] == ["left", "1:22:30", "1:05:20"]

@@ -55,9 +55,10 @@ def test_a_folder_of_a_packages_name_is_no_package(tmp_path, monkeypatch):
 def test_what_is_missing_is_told_with_its_extra(hide):
     assert missing(["json"], "a run") is None
     hide("wandb", "docker")
-    assert missing(["wandb"], "x") == f"x needs wandb, which is not installed: {install_command(['report'])}"
+    command = install_command(["report"])
+    assert missing(["wandb"], "x") == f"x needs the package wandb, which is not installed: {command}"
     assert missing(["wandb", "numpy", "docker"], "x") == (
-        f"x needs wandb, docker, which are not installed: {install_command(['report', 'docker'])}"
+        f"x needs the packages wandb, docker, which are not installed: {install_command(['report', 'docker'])}"
     )
 
 
@@ -117,20 +118,20 @@ def test_a_policy_of_a_package_that_is_not_there_says_what_to_install(hide, tmp_
 @pytest.mark.parametrize(
     ("lacks", "arguments", "expected"),
     [
-        (["torch", "trl"], ["train", "x.yaml"], "a run needs torch, trl, which are not installed"),
-        (["matplotlib"], ["train", "x.yaml"], "a run needs matplotlib, which is not installed"),
-        (["torch"], ["eval", "m", "--env", "e"], "an evaluation needs torch"),
+        (["torch", "trl"], ["train", "x.yaml"], "a run needs the packages torch, trl, which are not installed"),
+        (["matplotlib"], ["train", "x.yaml"], "a run needs the package matplotlib, which is not installed"),
+        (["torch"], ["eval", "m", "--env", "e"], "an evaluation needs the package torch"),
         (
             ["openai"],
             ["eval", "m", "--env", "e", "--base-url", "http://127.0.0.1:1"],
             "[gateway]'",
         ),
         (["aiohttp"], ["train", "x.yaml", "engine=vllm", "engine.urls=[http://a]"], "[vllm]'"),
-        (["aiohttp"], ["serve", "inference", "x.yaml"], "sparring serve needs aiohttp"),
-        (["fastapi", "torch"], ["serve", "inference", "x.yaml"], "sparring serve needs fastapi, torch"),
+        (["aiohttp"], ["serve", "inference", "x.yaml"], "sparring serve needs the package aiohttp"),
+        (["fastapi", "torch"], ["serve", "inference", "x.yaml"], "sparring serve needs the packages fastapi, torch"),
         (["wandb"], ["train", "x.yaml", "trainer.report_to=[wandb]"], "[report]'"),
         (["bitsandbytes"], ["train", "x.yaml", "trainer.optimizer=adamw_8bit"], "[bitsandbytes]'"),
-        (["peft"], ["train", "x.yaml", "trainer.lora={}"], "trainer.lora needs peft"),
+        (["peft"], ["train", "x.yaml", "trainer.lora={}"], "trainer.lora needs the package peft"),
     ],
 )
 def test_a_command_is_refused_in_one_line_before_anything_is_left(
