@@ -66,8 +66,9 @@ class LoadedConfig:
             yield key, _as_json(value), self.origins.get(key, "default")
 
     def to_yaml(self) -> str:
-        """The resolved file, which loads to the same configuration."""
-        return yaml.safe_dump(json.loads(self.config.model_dump_json()), sort_keys=False)
+        """The resolved file, which loads to the same configuration and names the same run folder, whatever its name."""
+        resolved = self.config.model_copy(update={"run_dir": str(self.run_dir)})
+        return yaml.safe_dump(json.loads(resolved.model_dump_json()), sort_keys=False)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:

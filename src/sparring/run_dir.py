@@ -135,8 +135,8 @@ class RunDirectory:
             raise ConfigError(f"there is no run to resume in {directory.root}; leave --resume out to start one")
         if taken and (differing := _differences(load_config(directory.config), directory.as_begun(loaded))):
             raise ConfigError(
-                f"the run in {directory.root} began with another {', '.join(differing)}: resume it as it was, "
-                "or start a new one in another run_dir=..."
+                f"the run in {directory.root} began with another {', '.join(differing)}: resume it as it was "
+                f"(sparring train {directory.config} --resume), or start a new one in another run_dir=..."
             )
         return directory
 

@@ -57,6 +57,16 @@ def test_a_resume_may_not_change_what_is_learnt(taken, override, told):
     assert f"began with another {told}: resume it as it was" in str(refused.value)
 
 
+def test_a_runs_own_configuration_resumes_it_overrides_and_all(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("x.yaml").write_text("model: tiny-qwen3\nenv: sparring/KeyLookup-v0\nrun_dir: runs/{name}\n")
+    loaded = load_config("x.yaml", ["trainer.learning_rate=1.0"])
+    RunDirectory.open(loaded, resume=False).claim(loaded)
+    again = load_config("runs/x/config.yaml")
+    assert RunDirectory.open(again, resume=True).root == Path("runs/x")
+    assert again.config.trainer.learning_rate == 1.0
+
+
 def test_a_refused_resume_tells_no_more_of_a_long_value_than_fits_a_line(taken):
     with pytest.raises(ConfigError) as refused:
         RunDirectory.open(load_config("x.yaml", [f"env.kwargs={{words: {['word'] * 999}}}"]), resume=True)
