@@ -16,7 +16,7 @@ from sparring.sandbox.reaper import OWNER_LABEL
 
 __all__ = ["descendants", "left_over", "own_usage"]
 
-_MOUNTED_BY_DAEMONS = {"docker", "containerd"}
+_DAEMONS = ("docker", "containerd")  # their folders, wherever they lie, have these names in them
 
 
 def left_over(owners: Iterable[Owner | None], host: str | None = None) -> dict[str, list[str]]:
@@ -73,6 +73,6 @@ def own_usage() -> dict[str, int]:
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "processes": len(descendants(os.getpid())),
-        "mounts": sum(not _MOUNTED_BY_DAEMONS & set(place.split("/")) for place in _mount_points()),
+        "mounts": sum(not any(name in place for name in _DAEMONS) for place in _mount_points()),
         "temporary folders": sum(name.startswith("sparring-") for name in os.listdir(tempfile.gettempdir())),
     }
