@@ -12,7 +12,9 @@ import yaml
 from gymnasium.utils.env_checker import check_env
 
 from sparring.agents.blackbox import BlackBoxPolicy
+from sparring.backend.gateway import ChatFormat
 from sparring.backend.objectives import load_objective
+from sparring.types import Message
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -56,6 +58,14 @@ def test_the_environment_of_the_readme_is_a_whole_one(written):
     assert observation == "yes"
     observation, reward, terminated, *_ = env.step("It is 0")
     assert (observation, reward, terminated) == ("No. Go on.", 0.0, False)
+
+
+def test_the_run_of_the_readme_shows_its_tool_to_the_model(written, tiny_qwen3):
+    runpy.run_path(str(written("class GuessNumber", "my_env.py")))
+    (text,) = [text for text in re.findall(r"```yaml\n(.*?)```", README, re.S) if "my_env:mine/" in text]
+    chat = ChatFormat.load(tiny_qwen3, tool_template=yaml.safe_load(text)["model"]["tool_template"])
+    tools = gymnasium.make("mine/GuessNumber-v0").unwrapped.toolbox.schemas
+    assert "is_larger" in chat.decode(chat.encode_prompt([Message("user", "Find it.")], tools))
 
 
 def test_the_black_box_of_the_readme_can_play(monkeypatch):
