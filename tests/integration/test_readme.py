@@ -18,11 +18,10 @@ from sparring.types import Message
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
 
 
-def block(marker: str) -> str:
-    (found,) = [text for text in BLOCKS if marker in text]
+def block(marker: str, language: str = "python") -> str:
+    (found,) = [text for text in re.findall(rf"```{language}\n(.*?)```", README, re.S) if marker in text]
     return found
 
 
@@ -62,17 +61,16 @@ def test_the_environment_of_the_readme_is_a_whole_one(written):
 
 def test_the_run_of_the_readme_shows_its_tool_to_the_model(written, tiny_qwen3):
     runpy.run_path(str(written("class GuessNumber", "my_env.py")))
-    (text,) = [text for text in re.findall(r"```yaml\n(.*?)```", README, re.S) if "my_env:mine/" in text]
-    chat = ChatFormat.load(tiny_qwen3, tool_template=yaml.safe_load(text)["model"]["tool_template"])
+    model = yaml.safe_load(block("my_env:mine/", "yaml"))["model"]
+    chat = ChatFormat.load(tiny_qwen3, tool_template=model["tool_template"])
     tools = gymnasium.make("mine/GuessNumber-v0").unwrapped.toolbox.schemas
     assert "is_larger" in chat.decode(chat.encode_prompt([Message("user", "Find it.")], tools))
 
 
 def test_the_black_box_of_the_readme_can_play(monkeypatch):
     monkeypatch.chdir(ROOT)
-    (text,) = [text for text in re.findall(r"```yaml\n(.*?)```", README, re.S) if "BlackBoxPolicy" in text]
     monkeypatch.setenv("PATH", os.defpath)  # as where the virtual environment is not activated
-    BlackBoxPolicy(**yaml.safe_load(text)["agent"]["kwargs"]).check_start()
+    BlackBoxPolicy(**yaml.safe_load(block("BlackBoxPolicy", "yaml"))["agent"]["kwargs"]).check_start()
 
 
 def test_the_objective_of_the_readme_loads(written):

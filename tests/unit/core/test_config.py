@@ -38,13 +38,16 @@ def test_an_override_beats_the_file_and_says_so(write):
     assert origins["trainer.steps"] == "default"
 
 
-def test_the_resolved_file_loads_to_the_same_configuration(write, tmp_path):
-    loaded = load_config(write(BASE), ["env.kwargs.level=2", "trainer.adam_betas=[0.9, 0.95]"])
-    again = tmp_path / "again.yaml"
-    again.write_text(loaded.to_yaml())
-    reread = load_config(again)
+def assert_loads_again(loaded, file):
+    file.write_text(loaded.to_yaml())
+    reread = load_config(file)
     assert reread.run_dir == loaded.run_dir
     assert reread.config == loaded.config.model_copy(update={"run_dir": str(loaded.run_dir)})
+
+
+def test_the_resolved_file_loads_to_the_same_configuration(write, tmp_path):
+    loaded = load_config(write(BASE), ["env.kwargs.level=2", "trainer.adam_betas=[0.9, 0.95]"])
+    assert_loads_again(loaded, tmp_path / "again.yaml")
 
 
 @pytest.mark.parametrize(
@@ -129,11 +132,7 @@ def test_a_mixture_stands_in_place_of_one_environment(tmp_path):
         ("sparring/KeyLookup-v0", 3.0),
         ("sparring/KeyLookup-v0(length=2)", 1.0),
     ]
-    again = tmp_path / "again.yaml"
-    again.write_text(loaded.to_yaml())
-    reread = load_config(again)
-    assert reread.run_dir == loaded.run_dir
-    assert reread.config == loaded.config.model_copy(update={"run_dir": str(loaded.run_dir)})
+    assert_loads_again(loaded, tmp_path / "again.yaml")
     assert any(key == "env.mixture" and "KeyLookup" in value for key, value, _ in loaded.lines())
 
 
