@@ -211,8 +211,9 @@ def test_a_batch_of_gsm8ks_shape_fills_one_row():
 
 @pytest.mark.slow
 def test_the_kept_results_can_be_drawn_and_no_file_of_results_replaces_what_another_drew(tmp_path):
-    drawn = {f"{part}_h200-2026-12-01.png" for part in ("gsm8k", "calculator")} | {"gsm8k_h200-2026-12-02.png"}
-    for results in (RESULTS, RESULTS.with_name("h200-2026-12-02.json")):
+    files = RESULTS, RESULTS.with_name("h200-2026-12-02.json")
+    drawn = {f"{part}_{results.stem}.png" for part in ("gsm8k", "calculator") for results in files}
+    for results in files:
         plot.main(results, tmp_path)
     assert {image.name for image in tmp_path.iterdir()} == drawn
     assert drawn <= {image.name for image in (RESULTS.parents[2] / "docs/img").iterdir()}
